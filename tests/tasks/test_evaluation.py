@@ -50,7 +50,7 @@ def test_text_model_reads_of_a_folder_what_training_read(text_model, tmp_path):
     folder.mkdir()
     (folder / "a.txt").write_text(TEXT)
     (folder / "old.txt").write_text("WWW")
-    (folder / "b.md").write_text("XXX")
+    (folder / "b.md").write_text("WWW")
     assert evaluate(text_model, [folder])["characters"] == 120
 
 

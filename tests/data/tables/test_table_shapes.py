@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pytest
 
 from cellerate.data.series.packing import pack_series
@@ -191,7 +192,6 @@ def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
     frame.columns = pandas.MultiIndex.from_product([["y"], ["AAPL", "MSFT"]])
     assert open_series(frame, Reading(targets=["MSFT"])).columns == ("AAPL", "MSFT")
 
-    openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     for row in (
         ["date", "x", "y"],
@@ -208,7 +208,6 @@ def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
 
 
 def test_sheet_of_whole_numbers_that_float64_rounds_is_read(tmp_path: Path) -> None:
-    openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     for row in (["y"], [2**53 + 1], [2**60], [None], [1.5]):
         book.active.append(row)

@@ -122,7 +122,7 @@ class CharacterTokenizer(Tokenizer):
         in_order: Whether the order given is that of the ids; then each character comes once.
 
     Raises:
-        DataError: There is no character, one is a lone surrogate, or with `in_order` one comes twice.
+        DataError: The vocabulary is empty, holds a lone surrogate, or, with `in_order`, repeats a character.
     """
 
     kind = "characters"

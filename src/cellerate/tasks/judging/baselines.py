@@ -38,7 +38,7 @@ class Baselines:
         naive: The naive forecasts.
         scales: (targets,) for each series, the divisors of MASE; see `metrics.in_sample_errors`.
         linear: The linear forecast, or None.
-        why_not_linear: The reason why there is no linear forecast.
+        why_not_linear: Why the linear forecast was left out; None if it was not.
         statistical: The requested models of StatsForecast, or None.
     """
 

@@ -22,7 +22,7 @@ class Judging:
         targets: Names of the T targets.
         quantiles: The Q quantiles of the model, or empty; they span I central intervals.
         deviations: (T,) the standard deviation of each target on the training part.
-        hints: Ideas to try if the model is no better than the baselines.
+        hints: Ideas to try if the model does not beat the baselines.
     """
 
     targets: tuple[str, ...]
