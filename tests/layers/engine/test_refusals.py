@@ -171,6 +171,16 @@ def test_model_that_the_engine_does_not_support_trains_as_in_keras(name: str) ->
     assert reason in str(error.value)
 
 
+# A reason that is known before the first step, and one that is found in it.
+@pytest.mark.parametrize("name", ["own step", "gru"])
+def test_required_engine_refuses_every_fit(name: str) -> None:
+    make, reason = REFUSED[name]
+    model = cellerate.accelerate(make(), engine="require")
+    for _ in range(2):
+        with pytest.raises(ModelError, match=reason):
+            model.fit(X, Y, verbose=0)
+
+
 @pytest.mark.parametrize(
     ("compiled", "reason"),
     [

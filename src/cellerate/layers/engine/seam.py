@@ -39,14 +39,13 @@ def make_train_function(model: keras.Model, engine: str, summed: bool, force: bo
         force: Whether to make an existing function again.
     """
     is_new = model.train_function is None or force
-    type(model).make_train_function(model, force)
-    if not is_new:
-        return
-    own = model.train_function
-    reasons = why_not(model)
+    reasons = why_not(model) if is_new else ()
     if reasons and engine == "require":
+        # Before Keras makes its own function, which the next `fit` would run.
         raise ModelError(refusal(model, reasons))
-    if not reasons:
+    type(model).make_train_function(model, force)
+    if is_new and not reasons:
+        own = model.train_function
         model.train_function = _MAKERS[keras.backend.backend()](_Stepper(model, own, engine, summed))
 
 
@@ -206,11 +205,13 @@ class _Stepper:
         self._settings = _eager_settings(self.model)
         self._key = (self._settings(), *key[1:])
         parts = parts_of(self.model, rows_apart=self._rows_apart, training=self.training)
-        self.reasons = () if isinstance(parts, StepParts) else parts
         if not isinstance(parts, StepParts):
             if self._engine == "require":
+                # `reasons` stays None, so that every further step is refused, too.
                 raise ModelError(refusal(self.model, parts))
+            self.reasons = parts
             return None
+        self.reasons = ()
         self.step = EngineStep(self.model, parts)
         self._hold()
         return self.step
