@@ -61,7 +61,7 @@ void Piece::take_loss(size_t number, HeadResult& result) {
   rows.d_outputs = added ? layout_.spare : layout_.nodes[out].gradient;
   result.loss = kernels.loss(head.loss, rows);
   if (program_.rules_.heads.size() > 1) {
-    const auto scale = static_cast<float>(head.factor * program_.scale_of(batch_, number));
+    const auto scale = static_cast<float>(head.factor * program_.scale_of(batch_, number, result.counted));
     for (int64_t i = 0; i < size(out); ++i) rows.d_outputs[i] *= scale;
   }
   if (added) kernels.add(rows.d_outputs, layout_.nodes[out].gradient, size(out));

@@ -83,9 +83,6 @@ void TrainingProgram::check_graph() {
     if (head.output < 0 || head.output >= count || head.mask < -1 || head.mask >= count || head.logits < -1 ||
         head.logits >= count)
       throw std::invalid_argument("heads: expected numbers of nodes as output, mask and logits");
-    if ((head.mask >= 0 || head.by_weight) && head.mean && rules_.heads.size() > 1)
-      throw std::invalid_argument(
-          "heads: expected a single loss if it is a mean over a mask or sample weights");
     if (head.loss.kind == LossKind::kQuantile && head.levels.empty())
       throw std::invalid_argument("heads: expected levels for a quantile loss, got none");
   }
@@ -256,8 +253,11 @@ double TrainingProgram::products_of_row(const TrainingBatch& batch) const {
 }
 
 int64_t TrainingProgram::pieces_of(const TrainingBatch& batch, double products) const {
-  // Batch normalisation needs the statistics of all rows.
-  if (!rules_.moments.empty()) return 1;
+  // Batch normalisation needs the statistics of all rows. So does a mean over the positions that count, where backward
+  // adds up the gradients of several losses.
+  const bool counts =
+      rules_.heads.size() > 1 && std::any_of(rules_.heads.begin(), rules_.heads.end(), counts_positions);
+  if (counts || !rules_.moments.empty()) return 1;
   int64_t units = 0;
   for (const ProgramNode& node : nodes_) {
     if (node.op == ProgramOp::kLstm) units = std::max(units, node.columns);
@@ -280,10 +280,14 @@ std::byte* TrainingProgram::memory(size_t bytes) {
   return memory_.get();
 }
 
-// The factor that makes the sum of a head's loss a mean over all positions, masked ones included; 1 for a sum.
-double TrainingProgram::scale_of(const TrainingBatch& batch, size_t head) const {
-  const auto positions = static_cast<double>(batch.rows * batch.heads[head].positions);
-  return rules_.heads[head].mean ? 1 / positions : 1;
+double TrainingProgram::scale_of(const TrainingBatch& batch, size_t n, double counted) const {
+  const LossHead& head = rules_.heads[n];
+  // Like Keras, take the mean over the positions that are not masked.
+  if (head.by_weight && (head.mask >= 0 || batch.heads[n].weights != nullptr))
+    return counted == 0 ? 0 : 1 / counted;
+  const auto positions = static_cast<double>(batch.rows * batch.heads[n].positions);
+  const double scale = head.mean ? 1 / positions : 1;
+  return head.mask >= 0 && head.mean ? scale * (positions / (counted + 1e-7)) : scale;
 }
 
 // Adds up the results of the pieces. Returns the factor by which all gradients must still be multiplied.
@@ -303,12 +307,7 @@ double TrainingProgram::sum_results(const TrainingBatch& batch, const std::vecto
         sum.measures[m].count += part.measures[m].count;
       }
     }
-    double factor = scale_of(batch, n);
-    // Like Keras, take the mean over the positions that are not masked.
-    if (head.by_weight && (head.mask >= 0 || batch.heads[n].weights != nullptr))
-      factor = sum.counted == 0 ? 0 : 1 / sum.counted;
-    else if (head.mask >= 0 && head.mean)
-      factor *= static_cast<double>(batch.rows * batch.heads[n].positions) / (sum.counted + 1e-7);
+    const double factor = scale_of(batch, n, sum.counted);
     sum.loss *= factor;
     total.loss += head.factor * sum.loss;
     // With several heads, each piece has already multiplied its gradients by the factors of the heads.

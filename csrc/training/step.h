@@ -190,7 +190,12 @@ class TrainingProgram {
   const Moments* moments_of(size_t node) const;
   // Whether a loss or the caller reads the value of a node.
   bool is_output(size_t node) const;
-  double scale_of(const TrainingBatch& batch, size_t head) const;
+  // Whether the scale of a loss depends on the mask or the sample weights of all rows.
+  static bool counts_positions(const LossHead& head) {
+    return head.by_weight || (head.mean && head.mask >= 0);
+  }
+  // The factor that makes the sum of a head's loss the mean that it asks for; 1 for a sum. `counted` is that of all rows.
+  double scale_of(const TrainingBatch& batch, size_t head, double counted) const;
   double sum_results(const TrainingBatch& batch, const std::vector<TrainingResult>& pieces,
                      TrainingResult& total) const;
   double penalty() const;

@@ -100,6 +100,13 @@ def _states() -> keras.Model:
     return keras.Model(inputs, layers.Dense(OUT)(layers.Concatenate()([again, h, c])))
 
 
+def _tagger() -> keras.Model:
+    """Two outputs for each step of padded texts."""
+    ids = keras.Input((T,), dtype="int32")
+    hidden = layers.LSTM(6, return_sequences=True)(layers.Embedding(V, 5, mask_zero=True)(ids))
+    return keras.Model(ids, [layers.Dense(V, name="tag")(hidden), layers.Dense(OUT, name="level")(hidden)])
+
+
 def _heads(shared: bool) -> keras.Model:
     """Two outputs, of one value or of two."""
     inputs = keras.Input((T, D))
@@ -318,6 +325,13 @@ CASES: dict[str, Case] = {
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         lambda: ["accuracy"],
     ),
+    "tagger": Case(
+        _tagger,
+        "tags",
+        [keras.losses.SparseCategoricalCrossentropy(from_logits=True), "mse"],
+        lambda: [["accuracy"], ["mae"]],
+        lambda: {"loss_weights": [0.3, 2.0]},
+    ),
     "lines": Case(
         _lines, "lines", keras.losses.SparseCategoricalCrossentropy(from_logits=True), lambda: ["accuracy"]
     ),
@@ -417,11 +431,14 @@ def data_of(kind: str, rows: int, seed: int = 0) -> tuple[Any, Any]:
         if kind == "two texts":
             return list(texts), next_ids
         return {"source": texts[0], "target_in": texts[1]}, next_ids
-    if kind in ("next ids", "yes or no"):
+    if kind in ("next ids", "tags", "yes or no"):
         ids = random.integers(0, V, (rows, T)).astype("int32")
+        if kind == "yes or no":
+            return ids, random.integers(0, 2, (rows, 1)).astype("float32")
+        next_ids = random.integers(0, V, (rows, T)).astype("int32")
         if kind == "next ids":
-            return ids, random.integers(0, V, (rows, T)).astype("int32")
-        return ids, random.integers(0, 2, (rows, 1)).astype("float32")
+            return ids, next_ids
+        return ids, [next_ids, random.standard_normal((rows, T, OUT), np.float32)]
     if kind.endswith("words"):
         words = WORDS // 2 if kind == "rare words" else V
         ids = (random.integers(0, words, (rows, T)) * 2).astype("int32")

@@ -89,10 +89,6 @@ def _odd_parts(model: keras.Model, parts: StepParts) -> list[str]:
     graph, objectives = parts.graph, parts.objectives
     reasons = []
     masked = [one for one in objectives if graph.outputs[one.output].mask >= 0]
-    if len(objectives) > 1 and any(one.by_weight or (one.mean and one in masked) for one in objectives):
-        reasons.append(
-            "one of its several losses is averaged over the positions that a mask or sample weights keep"
-        )
     if sees_masks(parts.update is not None):
         masked_outputs = {one.output for one in masked}
         reasons += [
