@@ -45,21 +45,50 @@ def test_stretches_of_one_series_count_together():
     np.testing.assert_allclose([mean[0], scale[0]], [rows.mean(axis=0), rows.std(axis=0)])
 
 
-@pytest.mark.parametrize("flat", [7.0, 0.0, 1e-12], ids=["constant", "zero", "nearly zero"])
-def test_series_that_hardly_change_get_the_usual_scale(flat):
-    quiet = np.full((50, 2), flat) * (1 + (0.5 if flat < 1e-9 else 0) * normal(0, 1, seed=3))
-    scaler, usual = fitted(data_of(normal(5, 2), quiet))
-    _, scale = scaler.of(scaler.known(["y"]), np.zeros((1, 4, 2)))
-    np.testing.assert_array_equal(scale[0], usual.scale)
+OTHERS = [normal(5, 2), normal(4, 3, seed=1), normal(1e6, 1e5, seed=2)]
+
+
+def test_series_of_zeros_gets_the_median_scale_of_the_others():
+    scaler, _ = fitted(data_of(*OTHERS, np.zeros((50, 2)), names="xuvy"))
+    _, scale = scaler.of(scaler.known(["y", "x", "u", "v"]), np.zeros((4, 4, 2)))
+    np.testing.assert_allclose(scale[0], np.median(scale[1:], axis=0))
+
+
+def test_series_of_nearly_zeros_gets_a_scale_between_those_of_the_others():
+    scaler, _ = fitted(data_of(*OTHERS, 1e-12 * (1 + 0.5 * normal(0, 1, seed=3)), names="xuvy"))
+    _, scale = scaler.of(scaler.known(["y", "x", "u", "v"]), np.zeros((4, 4, 2)))
+    assert ((scale[0] > scale[1]) & (scale[0] < scale[2])).all()
+
+
+def test_series_that_never_changes_gets_the_scale_of_its_size():
+    # The shares of deviations in means are about 0.4, 0.2 and 0.1.
+    others = [normal(5, 2), normal(500, 100, seed=1), normal(1e6, 1e5, seed=2)]
+    scaler, _ = fitted(data_of(*others, np.full((50, 2), 7.0), names="xuvy"))
+    mean, scale = scaler.of(scaler.known(["y", "x", "u", "v"]), np.zeros((4, 4, 2)))
+    np.testing.assert_allclose(scale[0], 7 * np.median(scale[1:] / mean[1:], axis=0))
+
+
+def test_column_that_changes_in_no_series_gets_the_scale_of_all():
+    first, second = normal(5, 2), normal(9, 1)
+    first[:, 1], second[:, 1] = 3, 4
+    scaler, usual = fitted(data_of(first, second))
+    _, scale = scaler.of(scaler.known(["x", "y"]), np.zeros((2, 4, 2)))
+    np.testing.assert_array_equal(scale[:, 1], usual.scale[[1, 1]])
+
+
+def test_small_series_beside_one_of_huge_numbers_keeps_its_own_scale():
+    scaler, _ = fitted(data_of(normal(5, 2), normal(6, 3, seed=1), normal(1e9, 1e8, seed=2)))
+    _, scale = scaler.of(scaler.known(["x"]), np.zeros((1, 4, 2)))
+    np.testing.assert_allclose(scale[0], [2, 2], rtol=0.3)
 
 
 def test_unknown_series_is_scaled_by_its_own_window():
-    scaler, usual = fitted(data_of(normal(5, 2), normal(9, 1)))
+    scaler, _ = fitted(data_of(normal(5, 2), normal(9, 1)))
     past = np.stack([normal(1e4, 50, rows=12), np.full((12, 2), 3.0)])
-    mean, scale = scaler.of(scaler.known(["new", "newer"]), past)
-    np.testing.assert_allclose(mean, past.mean(axis=1))
+    mean, scale = scaler.of(scaler.known(["new", "newer", "x", "y"]), np.concatenate([past, past]))
+    np.testing.assert_allclose(mean[:2], past.mean(axis=1))
     np.testing.assert_allclose(scale[0], past[0].std(axis=0))
-    np.testing.assert_array_equal(scale[1], usual.scale)
+    np.testing.assert_allclose(scale[1], 3 * np.median(scale[2:] / mean[2:], axis=0))
 
 
 def test_description_gives_the_same_scaler_and_damage_raises():

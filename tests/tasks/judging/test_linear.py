@@ -76,6 +76,30 @@ def test_linear_trend_is_continued_and_a_shift_of_the_level_shifts_the_forecast(
     np.testing.assert_allclose(made[1], made[0] + 1000, rtol=1e-9)
 
 
+def test_series_that_never_changes_leaves_the_fit_of_the_others_in_any_units():
+    rising = (np.arange(60)[:, None] + noise(60)) * np.float32(1e4)
+    still = np.full((60, 2), np.float32(7e4))
+    scales = {"r": np.full(2, 1e4), "s": np.full(2, np.nan)}
+    data = series(np.concatenate([rising, still]), ((0, 60, "r"), (60, 120, "s"))).whole()
+    alone = series(rising, ((0, 60, "r"),)).whole()
+    found = fit_linear(data, W, H, scales)
+    np.testing.assert_allclose(
+        found.coefficients, fit_linear(alone, W, H, {"r": scales["r"]}).coefficients, rtol=1e-6
+    )
+    past = np.full((1, W, 2), 7e4)
+    np.testing.assert_array_equal(found.forecast(past, np.full((1, 2), np.nan)), np.full((1, H, 2), 7e4))
+
+
+def test_fit_beside_a_series_that_never_changes_does_not_depend_on_the_units_of_the_data():
+    values = np.concatenate([np.arange(60)[:, None] + noise(60), np.full((60, 2), np.float32(7))])
+    found = []
+    for unit in (1.0, 4096.0):
+        data = series(values * np.float32(unit), ((0, 60, "r"), (60, 120, "s"))).whole()
+        scales = {"r": np.full(2, unit), "s": np.full(2, np.nan)}
+        found.append(fit_linear(data, W, H, scales, {name: np.full(2, 3 * unit) for name in "rs"}))
+    np.testing.assert_allclose(found[1].coefficients, found[0].coefficients, rtol=1e-9)
+
+
 def test_series_of_large_numbers_counts_no_more_than_one_of_small_ones():
     small, large = noise(60, 1), noise(60, 2)
     scales = {"s": np.ones(2), "l": np.full(2, 1e4)}

@@ -1,8 +1,9 @@
 """A mean and a scale of each column for each series, so that series of very different size look alike to a model.
 
-The `Scaler` of all series is used where a series alone does not show its scale.
+The usual scale of a series is used where one alone does not show its scale.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 MOST_NUMBERS = 200_000
 """The most means, of all series and columns; more would make the model's record too long to be read."""
 
-# Deviations below this many roundings, of a mean or of the deviation of all series, are noise.
+# Deviations below this many roundings, of a mean or of the usual deviation of a series, are noise.
 _ROUNDINGS = 8
 
 
@@ -52,14 +53,15 @@ class SeriesScaler:
         self.names = tuple(names)
         self.usual = usual
         self._mean, self._scale = mean, scale
+        self._usual = UsualScale.of(mean, scale, usual)
         self._place = {name: place for place, name in enumerate(self.names)}
 
     @classmethod
     def fit(cls, part: "SeriesPart", usual: Scaler) -> "SeriesScaler":
         """Mean and standard deviation of each column over each series' rows of `part`, in one streamed pass.
 
-        A column that hardly changes within a series gets its scale over all series, because its own deviation cannot
-        be distinguished from noise.
+        A column that hardly changes within a series gets the scale that is usual for a series of its size, because its
+        own deviation cannot be distinguished from noise.
 
         Args:
             part: The training part.
@@ -87,7 +89,9 @@ class SeriesScaler:
             count[at], mean[at], squares[at] = moments((int(count[at, 0]), mean[at], squares[at]), one)
         deviation = np.sqrt(squares / np.maximum(count, 1))
         mean = np.where(count > 0, mean, usual.mean)
-        return cls(names, mean, safe_scale(mean, deviation, usual, data.values.dtype), usual)
+        dtype = data.values.dtype
+        shown = np.where(deviation > _noise(dtype) * np.abs(mean), deviation, np.nan)
+        return cls(names, mean, UsualScale.of(mean, shown, usual).safe(mean, deviation, dtype), usual)
 
     def known(self, names: Sequence[str]) -> np.ndarray:
         """(N,) the index of each name among the series; -1 for series outside the training data."""
@@ -108,7 +112,7 @@ class SeriesScaler:
         if strange.any():
             rows = past[strange].astype(np.float64)
             mean[strange] = rows.mean(axis=1)
-            scale[strange] = safe_scale(mean[strange], rows.std(axis=1), self.usual, past.dtype)
+            scale[strange] = self._usual.safe(mean[strange], rows.std(axis=1), past.dtype)
         return mean, scale
 
     def to_config(self) -> dict[str, Any]:
@@ -133,11 +137,58 @@ class SeriesScaler:
         return cls(names, mean, scale, usual)
 
 
-def safe_scale(mean: np.ndarray, deviation: np.ndarray, usual: Scaler, dtype: np.dtype) -> np.ndarray:
-    """The deviation (S, C), or the one of all series where it is only the rounding noise of a type."""
-    noise = _ROUNDINGS * np.finfo(held_by(dtype)).eps
-    flat = (deviation <= noise * np.abs(mean)) | (deviation <= noise * usual.scale)
-    return np.where(flat, usual.scale, deviation)
+@dataclasses.dataclass(frozen=True)
+class UsualScale:
+    """The scale of a series that does not show its own.
+
+    It is not the scale over all series, which says how far these are apart: where one sells a thousand times as much
+    as another, the forecast for a series at rest would jump by more than any series changes.
+
+    Attributes:
+        within: (C,) the median scale of a series.
+        share: (C,) the median scale of a series as a share of its mean.
+    """
+
+    within: np.ndarray
+    share: np.ndarray
+
+    @classmethod
+    def of(cls, mean: np.ndarray, scale: np.ndarray, usual: Scaler) -> "UsualScale":
+        """The medians over series.
+
+        Args:
+            mean: (S, C).
+            scale: (S, C), NaN where a series does not show it.
+            usual: The scaler of all series together, for columns that change in none.
+        """
+        size = np.abs(mean)
+        share = np.divide(
+            scale, size, out=np.full_like(scale, np.nan), where=size > np.finfo(np.float32).tiny
+        )
+        return cls(_medians(scale, usual.scale), _medians(share, np.full(len(usual.scale), np.inf)))
+
+    def safe(self, mean: np.ndarray, deviation: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """The deviation (S, C), or the usual scale where it is only the rounding noise of a type."""
+        size, noise = np.abs(mean), _noise(dtype)
+        flat = deviation <= noise * np.maximum(size, self.within)
+        # A series of next to nothing shows no size, either.
+        sized = np.multiply(
+            size, self.share, out=np.full_like(size, np.inf), where=size > noise * self.within
+        )
+        return np.where(flat, np.minimum(self.within, sized), deviation)
+
+
+def _medians(values: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+    """(C,) the median of the numbers of each column that are known; `otherwise` if none is."""
+    known = (column[np.isfinite(column)] for column in values.T)
+    return np.array(
+        [np.median(some) if len(some) else other for some, other in zip(known, otherwise, strict=True)]
+    )
+
+
+def _noise(dtype: np.dtype) -> float:
+    """The share of a number below which a deviation is only rounding noise of a type."""
+    return float(_ROUNDINGS * np.finfo(held_by(dtype)).eps)
 
 
 def _segments(firsts: Sequence[int], bounds: Sequence[tuple[int, int, int]]) -> list[int]:

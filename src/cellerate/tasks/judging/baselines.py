@@ -11,7 +11,7 @@ import numpy as np
 from cellerate.data.series import SeriesData, SeriesPart
 from cellerate.data.times import season_of
 from cellerate.tasks.judging.forecasts import Naive
-from cellerate.tasks.judging.linear import NLinear, fit_linear, scale_or_one, too_large
+from cellerate.tasks.judging.linear import NLinear, fit_linear, too_large
 from cellerate.tasks.judging.metrics import in_sample_errors
 from cellerate.tasks.judging.statistical import STATISTICAL, Statistical
 
@@ -125,7 +125,7 @@ class Baselines:
         """
         if name == "nlinear":
             assert self.linear is not None  # noqa: S101 (`names` does not give it then)
-            return self.linear.forecast(past, scale_or_one(scale))
+            return self.linear.forecast(past, scale)
         return self.naive.forecast(name, past)
 
     def scales_of(self, series: Sequence[str], targets: int) -> np.ndarray:

@@ -36,30 +36,27 @@ class NLinear:
         coefficients: (targets, window + 1, horizon), or (1, window + 1, horizon) if all targets share one map; the last
             row is the constant, in the units of the fit.
         windows: The number of windows of the fit.
+        unknown: (targets,) the constant's units for a series whose own are unknown.
     """
 
     coefficients: np.ndarray
     windows: int
+    unknown: np.ndarray
 
     def forecast(self, past: np.ndarray, units: np.ndarray) -> np.ndarray:
         """Continue windows.
 
         Args:
             past: (B, window, targets) in the units of the data.
-            units: (B, targets) the constant's units, for each window's series; see `fit_linear`.
+            units: (B, targets) the constant's units, for each window's series, see `fit_linear`; NaN if unknown.
 
         Returns:
             (B, horizon, targets) in the units of the data.
         """
-        last = past[:, -1:]
+        last, units = past[:, -1:], np.where(np.isfinite(units), units, self.unknown)
         each = np.broadcast_to(self.coefficients, (past.shape[2], *self.coefficients.shape[1:]))
         made = np.einsum("bwt,twh->bht", past - last, each[:, :-1], optimize=True)
         return last + made + each[:, -1].T * units[:, None]
-
-
-def scale_or_one(scales: np.ndarray) -> np.ndarray:
-    """Scales of series, with 1 for unknown ones."""
-    return np.where(np.isfinite(scales), scales, 1.0)
 
 
 def too_large(window: int, horizon: int) -> bool:
@@ -88,7 +85,8 @@ def fit_linear(
         window: Rows of the input.
         horizon: Rows to forecast.
         scales: (targets,) for each series, from `metrics.in_sample_errors`, so that a series of large numbers counts no
-            more than one of small ones. An unknown scale counts as 1.
+            more than one of small ones. A series of unknown scale, such as one that never changes, counts by the median
+            of the known ones, and has no constant; if none is known, all are 1.
         units: (targets,) for each series, the unit of the constant; None takes the scales.
         shared: Whether all targets have one map; None decides as `shares_map`.
 
@@ -102,8 +100,9 @@ def fit_linear(
     windows = TargetWindows(part, window, horizon, MOST_WINDOWS)
     if windows.count < 2:
         return None
-    scale = windows.by_series(scales)
-    constant = np.ones_like(scale) if units is None else windows.by_series(units) / scale
+    usual, unknown = _where_unknown(np.array(list(scales.values())).reshape(-1, targets))
+    scale = windows.by_series(scales, usual)
+    constant = windows.by_series(scales if units is None else units, unknown) / scale
     maps = 1 if shared else targets
     moments = np.zeros((maps, window + 1, window + 1))
     products = np.zeros((maps, window + 1, horizon))
@@ -121,7 +120,24 @@ def fit_linear(
     moments[:, diagonal, diagonal] += penalty[:, None]
     # The last value less itself is always 0, and so are all values of a constant series: the penalty keeps both
     # solvable.
-    return NLinear(np.linalg.solve(moments, products), windows.count)
+    return NLinear(np.linalg.solve(moments, products), windows.count, unknown)
+
+
+def _where_unknown(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scale and the constant's units for series of unknown scale.
+
+    A scale of 1 would let a series that never changes count more than all others together where these are counted in
+    thousands, and a constant in the units of other series would move it.
+
+    Args:
+        scales: (S, targets), NaN where unknown.
+
+    Returns:
+        Twice (targets,).
+    """
+    known = [column[np.isfinite(column)] for column in scales.T]
+    usual = [np.median(some) if len(some) else 1.0 for some in known]
+    return np.array(usual), np.array([0.0 if len(some) else 1.0 for some in known])
 
 
 class TargetWindows:
@@ -145,12 +161,12 @@ class TargetWindows:
         self.count = len(numbers)
         self._starts = every.starts(numbers) if self.count else numbers
 
-    def by_series(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(windows, targets) the values for each window's series; 1 if unknown."""
+    def by_series(self, values: Mapping[str, np.ndarray], unknown: np.ndarray) -> np.ndarray:
+        """(windows, targets) the values for each window's series; `unknown` (targets,) where they are missing."""
         segments = self._data.segments
-        unknown = np.full(len(self._data.target_columns), np.nan)
         places = np.searchsorted([first for first, _, _ in segments], self._starts, side="right") - 1
-        return np.array([scale_or_one(values.get(name, unknown)) for _, _, name in segments])[places]
+        own = np.array([values.get(name, unknown) for _, _, name in segments])
+        return np.where(np.isfinite(own), own, unknown)[places]
 
     def read(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield some windows at a time: their indices, and their values (targets, B, window + horizon)."""

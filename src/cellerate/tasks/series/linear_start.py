@@ -94,7 +94,7 @@ class LinearStart:
         targets = len(self.part.data.target_columns)
         most = max(2, min(_MOST_WINDOWS, _MOST_NUMBERS // (horizon * targets)))
         windows = TargetWindows(self.part, window, horizon, most)
-        scale = windows.by_series(units)
+        scale = windows.by_series(units, self.scaler.scale[list(self.part.data.target_columns)])
         left = np.empty((windows.count, horizon, targets), np.float32)
         for some, values in windows.read():
             rows = values.transpose(1, 2, 0)
