@@ -81,7 +81,9 @@ def test_several_key_columns_of_numbers_are_joined_to_ids(tmp_path):
 
 def test_empty_key_is_named_with_its_column_and_row(tmp_path):
     path = written(tmp_path, "parquet", KEYS | {"item": [1, None, 2, 1, 1]})
-    with pytest.raises(DataError, match="series column 'item' is empty in data row 2"):
+    with pytest.raises(
+        DataError, match=r"series column 'item' is empty in data row 2. Write the id.*or delete"
+    ):
         ids_of(open_table(path), ["store", "item"])
 
 

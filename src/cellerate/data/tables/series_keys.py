@@ -34,7 +34,10 @@ def series_of(
     for number, (name, column) in enumerate(zip(names, columns, strict=True)):
         if column.null_count:
             place = row + column.is_null().to_pylist().index(True) + 1
-            raise DataError(f"{path}: the series column {name!r} is empty in data row {place}.")
+            raise DataError(
+                f"{path}: the series column {name!r} is empty in data row {place}. Write the id of the series there, "
+                "or delete the row."
+            )
         if not pa.types.is_dictionary(column.type):
             column = pc.dictionary_encode(column)
         texts = pc.cast(column.dictionary, pa.string()).to_pylist()

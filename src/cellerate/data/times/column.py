@@ -79,7 +79,10 @@ class TimeParser:
 
         if values.null_count:
             place = row + values.is_null().to_pylist().index(True) + 1
-            raise DataError(f"{self._path}: the time column {self._column!r} is empty in data row {place}.")
+            raise DataError(
+                f"{self._path}: the time column {self._column!r} is empty in data row {place}. Write the time there, "
+                "or delete the row."
+            )
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if pa.types.is_temporal(values.type):
