@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -390,6 +391,60 @@ def test_load_model_of_a_legacy_h5_file_gives_the_model_and_no_record(tmp_path):
     (tmp_path / "b.h5").write_bytes((tmp_path / "a.h5").read_bytes()[:3000])
     with pytest.raises(ModelError, match="damaged"):
         load_model(tmp_path / "b.h5")
+
+
+def test_load_model_of_weights_alone_raises_model_error_saying_how_to_save_the_model(tmp_path):
+    tiny().save_weights(tmp_path / "a.weights.h5")
+    with pytest.raises(ModelError, match=r"holds weights only.*load_weights\('a\.weights\.h5'\)"):
+        load_model(tmp_path / "a.weights.h5")
+
+
+def test_load_model_of_an_absurdly_large_layer_in_hdf5_raises_model_error_before_building_it(tmp_path):
+    tiny().save(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        config = file.attrs["model_config"]
+        file.attrs["model_config"] = config.replace('"output_dim": 4', '"output_dim": 4000000000000000')
+    with pytest.raises(ModelError, match="at least 20,000,000,000,000,000 weights"):
+        load_model(tmp_path / "a.h5")
+
+
+def test_load_model_of_hdf5_with_an_unknown_class_raises_model_error_saying_to_register_it(tmp_path):
+    class Odd(layers.Layer):
+        def call(self, x):
+            return x
+
+    tensor = keras.Input((3,))
+    keras.Model(tensor, Odd()(tensor)).save(tmp_path / "a.h5")
+    with pytest.raises(ModelError, match=r"not known here: Odd\..*register_keras_serializable"):
+        load_model(tmp_path / "a.h5")
+
+
+def test_load_model_of_a_newer_keras_that_cannot_be_rebuilt_says_to_upgrade(saved, tmp_path):
+    with zipfile.ZipFile(saved) as archive:
+        config = archive.read("config.json").replace(
+            b'"output_dim": 4', b'"output_dim": 4, "of_the_future": 1'
+        )
+        metadata = json.loads(archive.read("metadata.json"))
+    newer = json.dumps(metadata | {"keras_version": "99.0.1"}).encode()
+    path = rewritten(saved, tmp_path / "a.keras", config__json=config, metadata__json=newer)
+    with pytest.raises(ModelError, match=r"written by Keras 99\.0\.1.*of_the_future.*--upgrade keras"):
+        load_model(path)
+    path = rewritten(saved, tmp_path / "b.keras", config__json=config)
+    with pytest.raises(ModelError, match="damaged"):
+        load_model(path)
+
+
+def test_load_model_names_the_cause_of_a_failure_and_not_the_text_of_keras_before_it(saved, tmp_path):
+    with zipfile.ZipFile(saved) as archive:
+        config = archive.read("config.json")
+    wrong = config.replace(b'"embeddings_constraint": null', b'"embeddings_constraint": "odd"')
+    with pytest.raises(ModelError) as caught:
+        load_model(rewritten(saved, tmp_path / "a.keras", config__json=wrong))
+    assert "constraint identifier: odd" in str(caught.value)
+    assert "could not be deserialized" not in str(caught.value)
+    wider = config.replace(b'"output_dim": 4', b'"output_dim": 6')
+    with pytest.raises(ModelError, match=r"table.*\(5, 6\)"):
+        load_model(rewritten(saved, tmp_path / "b.keras", config__json=wider))
 
 
 def test_a_pipe_or_a_device_is_no_model(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+_LARGEST_RATIO = 100
 _CONFIG, _H5_CONFIG = "config.json", "model_config"
 _KEYWORDS = {
     "time_major": "leave time_major out and give the layer (batch, time, features): keras.ops.transpose(x, (1, 0, 2))",
@@ -82,6 +83,40 @@ def translated(source: Path, folder: Path) -> tuple[Path, str]:
         if of_cudnn:
             _lay_out_anew(file)
     return copy, _TURNED if turned else ""
+
+
+def hdf5_contents(source: Path) -> tuple[str | None, bool, int]:
+    """Return a model's description in an HDF5 file, if any; True if it has groups; and the bytes of its arrays.
+
+    Args:
+        source: The file.
+
+    Raises:
+        OSError: It is not an HDF5 file, or damaged.
+    """
+    import h5py
+
+    sizes: list[int] = []
+
+    def visit(_: str, found: Any) -> None:
+        if isinstance(found, h5py.Dataset):
+            # A compressed array of almost nothing may claim any size.
+            sizes.append(min(found.nbytes, _LARGEST_RATIO * found.id.get_storage_size()))
+
+    with h5py.File(source) as file:
+        file.visititems(visit)
+        return file.attrs.get(_H5_CONFIG), len(file) > 0, sum(sizes)
+
+
+def writer_of(source: Path) -> str:
+    """Return the version of Keras that a `.keras` or HDF5 file names."""
+    if source.suffix == ".keras":
+        with zipfile.ZipFile(source) as archive:
+            return str(json.loads(archive.read("metadata.json"))["keras_version"])
+    import h5py
+
+    with h5py.File(source) as file:
+        return str(file.attrs["keras_version"])
 
 
 def advice(failure: str) -> str | None:

@@ -8,6 +8,7 @@ import binascii
 import dataclasses
 import json
 import os
+import re
 import struct
 import tempfile
 import typing
@@ -151,6 +152,8 @@ def load_model(
     record = None
     if source.suffix == ".keras":
         config, record = _inspect(source)
+    else:
+        config = _inspect_hdf5(source)
     if need_task is not None:
         check_task(source, record, need_task)
     try:
@@ -207,12 +210,7 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
             stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
         if any(node.get("class_name") in ("Lambda", "__lambda__") for node in _dictionaries(config)):
             raise _carries_code(source)
-        # Building a model allocates its memory before any weight is read, and JAX ends the process when memory
-        # runs out.
-        if (needed := sum(map(_fewest_weights, _dictionaries(config)))) > _WEIGHTS_PER_BYTE * stored:
-            raise damaged_model(
-                source, f"it describes at least {needed:,} weights and holds {stored:,} bytes of them"
-            )
+        _check_weights(source, config, stored)
         return config, None if text is None else _decode(source, text)
     except ModelError:
         raise
@@ -220,6 +218,35 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
         raise ModelError(f"{source} cannot be read: permission denied.") from error
     except _FAILURES as error:
         raise damaged_model(source, _reason(error)) from error
+
+
+def _inspect_hdf5(source: Path) -> Any:
+    """The model's description in an HDF5 file, checked before Keras reads the file."""
+    try:
+        described, groups, stored = keras2_files.hdf5_contents(source)
+        if described is None and groups:
+            raise ModelError(
+                f"{source} holds weights only, without the model that they belong to. Build the model as its author "
+                f"did, call model.load_weights({source.name!r}), and save it whole: model.save('model.keras')."
+            )
+        config = None if described is None else json.loads(described)
+        _check_weights(source, config, stored)
+        return config
+    except ModelError:
+        raise
+    except _FAILURES as error:
+        raise damaged_model(source, _reason(error)) from error
+
+
+def _check_weights(source: Path, config: Any, stored: int) -> None:
+    """Refuses a file that holds `stored` bytes of weights and describes a model of far more.
+
+    Building a model allocates its memory before any weight is read, and JAX ends the process when memory runs out.
+    """
+    if (needed := sum(map(_fewest_weights, _dictionaries(config)))) > _WEIGHTS_PER_BYTE * stored:
+        raise damaged_model(
+            source, f"it describes at least {needed:,} weights and holds {stored:,} bytes of them"
+        )
 
 
 def _check_sizes(source: Path, archive: zipfile.ZipFile) -> None:
@@ -293,19 +320,44 @@ def check_fits(source: str | Path, model: keras.Model, record: TaskRecord) -> No
 
 
 def _loading_failed(source: Path, config: Any, error: BaseException) -> ModelError:
-    unknown = _unknown_classes(config)
-    if unknown:
-        return ModelError(
-            f"{source} needs classes that are not known here: {', '.join(unknown)}. First import the module "
-            "that defines them and registers them with @keras.saving.register_keras_serializable."
-        )
+    if unknown := _unknown_classes(config):
+        return _needs_classes(source, unknown)
     if source.suffix != ".keras" and "lambda" in str(error).lower():
         return _carries_code(source)
     if (advice := keras2_files.advice(str(error))) is not None:
         return ModelError(
             f"{source} cannot be read by Keras {keras.__version__}: {advice}. Build the model again so."
         )
+    # HDF5 files name the class of a layer only.
+    if (missing := re.match(r"Unknown [a-z ]+: '([^']+)'", str(error))) is not None:
+        return _needs_classes(source, [missing[1]])
+    if (writer := _newer_keras(source)) is not None:
+        return ModelError(
+            f"{source} was written by Keras {writer}, and this is Keras {keras.__version__}, which cannot rebuild "
+            f"the model: {_reason(error)}. Run: pip install --upgrade keras"
+        )
     return damaged_model(source, f"Keras {keras.__version__} cannot rebuild the model: {_reason(error)}")
+
+
+def _needs_classes(source: Path, names: list[str]) -> ModelError:
+    return ModelError(
+        f"{source} needs classes that are not known here: {', '.join(names)}. First import the module "
+        "that defines them and registers them with @keras.saving.register_keras_serializable."
+    )
+
+
+def _newer_keras(source: Path) -> str | None:
+    """The version of Keras that wrote a file; None if it is not newer than this one, or not known."""
+    try:
+        version = keras2_files.writer_of(source)
+        return version if _release(version) > _release(keras.__version__) else None
+    except _FAILURES:
+        return None
+
+
+def _release(version: str) -> list[int]:
+    """The major and minor number of a version of Keras; patches do not change files."""
+    return [int(number) for number in version.split(".")[:2]]
 
 
 def _unknown_classes(config: Any) -> list[str]:
@@ -345,6 +397,9 @@ def _carries_code(source: Path) -> ModelError:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an exception's message, short enough to show."""
-    text = str(error).strip().split("\n", 1)[0].rstrip(".")
+    """The cause that an exception names, in one line that is short enough to show."""
+    # Keras puts the cause behind a general text and the whole configuration of the model.
+    text = str(error).rpartition("Exception encountered: ")[2]
+    text = text.partition("Example error message for object ")[2].replace(":\n\n", ": ", 1) or text
+    text = text.strip().split("\n", 1)[0].rstrip(".")
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
