@@ -77,6 +77,13 @@ def test_configuration_has_tensors_without_their_batch(client):
         client.get_model_config("other")
 
 
+@pytest.mark.parametrize("replacing", [None, {"file:1/model.cell": b"abc"}])
+def test_load_refuses_another_configuration_or_file_rather_than_ignore_it(client, replacing):
+    client.load_model("plain")
+    with pytest.raises(InferenceServerException, match="load has the parameter 'config'"):
+        client.load_model("plain", config="{}", files=replacing)
+
+
 def test_statistics_count_calls_and_rows_that_returned_or_failed(client):
     def of_plain():
         (found,) = client.get_inference_statistics("plain")["model_stats"]

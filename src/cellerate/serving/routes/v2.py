@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cellerate import __version__
-from cellerate.serving.answers import RequestError, json_answer, unless_gone
+from cellerate.serving.answers import RequestError, decoded, json_answer, unless_gone
 from cellerate.serving.compression import packed
 from cellerate.serving.models import Models, Served
 from cellerate.serving.routes.predicting import predicted
 from cellerate.serving.routes.pushing import push_one, worker_of
 from cellerate.serving.routes.v2_tensors import (
     InferRequest,
+    LoadRequest,
     chosen_outputs,
     datatype_of,
     read_request,
@@ -192,6 +193,9 @@ async def index(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """`POST /v2/repository/models/NAME/load`: reads the model's file again."""
     models: Models = models_of(request)
+    body = await body_of(request)
+    if body:
+        decoded(body, LoadRequest).refuse_another_model()
     changed = await models.reload(request.path_params["name"])
     return json_answer({"changed": changed})
 

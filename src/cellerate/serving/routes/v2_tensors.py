@@ -94,6 +94,20 @@ class InferRequest(_WithParameters, kw_only=True):
     outputs: list[OutputTensor] | None = None
 
 
+class LoadRequest(_WithParameters, kw_only=True):
+    """A request to read a model's file again."""
+
+    def refuse_another_model(self) -> None:
+        """Refuse a configuration or files in the request: a model is read from its own file only."""
+        for name, value in (self.parameters or {}).items():
+            if value is not None:
+                raise RequestError(
+                    400,
+                    f"load has the parameter {name!r:.100}: a model is read from its own file only; leave it out, and "
+                    "write the new file over the old one.",
+                )
+
+
 def read_request(body: bytes, header_length: str | None) -> tuple[InferRequest, dict[str, np.ndarray]]:
     """The request in a body, and its tensors by name.
 
