@@ -46,11 +46,16 @@ def test_model_that_is_worse_on_mase_alone_is_not_better():
     assert "use seasonal naive itself" in found["sentence"]
 
 
-def test_model_that_is_many_times_worse_says_how_many():
-    found = verdict_of(report({"mae": 16.0, "mase": 1.0}, nlinear={"mae": 0.002, "mase": 0.1}))
-    assert found["sentence"].startswith(
-        "Not better than the baselines: MAE 8,000.0 times that of NLinear (16 against 0.002). To try:"
-    )
+@pytest.mark.parametrize(
+    ("baseline", "amount"),
+    [
+        (0.02, "800.0 times that of NLinear (16 against 0.02)"),
+        (2e-12, "more than 1,000 times that of NLinear"),
+    ],
+)
+def test_model_that_is_many_times_worse_says_how_many(baseline: float, amount: str):
+    found = verdict_of(report({"mae": 16.0, "mase": 1.0}, nlinear={"mae": baseline, "mase": 0.1}))
+    assert found["sentence"].startswith(f"Not better than the baselines: MAE {amount}")
 
 
 def test_model_of_several_targets_is_judged_in_standard_deviations():

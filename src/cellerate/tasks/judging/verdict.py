@@ -93,7 +93,9 @@ def _sentence(found: Mapping[str, Any], hints: Sequence[str]) -> str:
         return f"Better than every baseline: {figure} {amount} below that of {label} ({values})."
     worse = f"{amount} above" if share < float("inf") else "not below"
     if 100 <= share < float("inf"):
-        worse = f"{found['change'] + 1:,.1f} times"
+        factor = found["change"] + 1
+        # Beside a baseline that is nearly exact, the digits of a larger factor would be rounding.
+        worse = f"{factor:,.1f} times" if factor < 1000 else "more than 1,000 times"
     return Message(
         f"Not better than the baselines: {figure} {worse} that of {label} ({values}). To try: "
         f"{ideas}, more training, a smaller model; or use {label} itself, which needs no network."
