@@ -98,7 +98,7 @@ def accelerate(
             model.jit_compile = True
             if not model.jit_compile:
                 _left_xla.add(model)
-    forget_compiled(model)
+    _renew_compiled(model)
     return model
 
 
@@ -115,7 +115,7 @@ def restore(model: Model) -> Model:
     for layer in sorted([layer for layer, _ in replaced if layer in _left_xla], key=_is_model):
         _left_xla.discard(layer)
         setattr(layer, "jit_compile" if _is_model(layer) else "supports_jit", True)
-    forget_compiled(model)
+    _renew_compiled(model)
     return model
 
 
@@ -405,6 +405,21 @@ def forget_compiled(model: Any) -> None:
     for name in _COMPILED:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
+
+
+def _renew_compiled(model: Any) -> None:
+    """Makes the model's compiled functions again, because a callback may call this while `fit` runs them."""
+    makers = [
+        getattr(model, make)
+        for name, make in zip(_COMPILED, _MAKERS, strict=True)
+        if getattr(model, name, None) is not None
+    ]
+    if makers and hasattr(model, "jax_state_sync"):
+        # On JAX the values are outside the model during `fit`, in a form that only the function made before reads.
+        model.jax_state_sync()
+    forget_compiled(model)
+    for make in makers:
+        make()
 
 
 # The functions that `accelerate` may put in place of Keras's own.
