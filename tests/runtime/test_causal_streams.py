@@ -87,7 +87,7 @@ LOOK_AHEAD = {
     "same": (lambda graph, x: windows(graph, "windows", x, 2, "same", features=F), "with padding="),
     "valid": (lambda graph, x: windows(graph, "windows", x, 2, "valid", features=F), 'padding="valid"'),
     "strides": (lambda graph, x: windows(graph, "windows", x, 2, "causal", strides=2, features=F), "strides=2"),
-    "pool": (lambda graph, x: windows(graph, "max_pool", x, 2, "valid"), "hold future steps"),
+    "pool": (lambda graph, x: windows(graph, "max_pool", x, 2, "valid"), "those of a Conv1D with"),
     "strided-pool": (lambda graph, x: windows(graph, "average_pool", x, 2, "same", strides=2), "strides=2"),
     "attention": (attending, "attention needs the whole sequence"),
     "softmax": (lambda graph, x: graph.add("softmax", "behind", {"x": x}, axis=1), "softmax needs the whole"),

@@ -108,7 +108,8 @@ def _step(node: Node, steps: int) -> Stepped:
         raise ValueError(f"it has strides={strides}, so most steps have no result")
     if size > 1 and node.options["padding"] != "causal":
         raise ValueError(
-            f'its windows hold future steps (padding="{node.options["padding"]}"; with padding="causal" they do not)'
+            f'its windows hold future steps (padding="{node.options["padding"]}"); those of a Conv1D with '
+            'padding="causal" do not, and no other layer has this padding'
         )
     earlier = (size - 1) * node.options["dilation"]
     return Stepped(
