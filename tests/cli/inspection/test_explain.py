@@ -51,4 +51,4 @@ def test_explain_of_a_packed_model_measures_each_operation(cellerate, made, tmp_
         assert f"{one['name']} ({one['operation']})" in table
     code, _, err = cellerate("explain", tmp_path / "t.cell", "--batch-size", "0")
     assert code == 2
-    assert "batch must be a whole number from 1 on" in one_error(err)
+    assert "--batch-size must be" in one_error(err)

@@ -9,6 +9,7 @@ import typer
 from cellerate.cli.backend import start_backend_for
 from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
+from cellerate.settings import check_counts
 
 if TYPE_CHECKING:
     from cellerate.models.storage import TaskRecord
@@ -31,6 +32,8 @@ def explain(
 
         cellerate explain book.cell --batch-size 32 --steps 200
     """
+    # A packed model calls the number `batch`.
+    check_counts(batch_size=batch_size)
     if model.suffix == ".cell":
         from cellerate.runtime.packed import load
 
