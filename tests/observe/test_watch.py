@@ -108,7 +108,8 @@ def test_page_may_be_asked_by_its_address(host):
     ("words", "code", "said"),
     [
         (["nothing.run"], 3, "nothing.run is not a run"),
-        (["--host", "256.0.0.1"], 6, "cannot write 256.0.0.1:8100"),
+        (["--host", "256.0.0.1"], 6, "cannot listen on 256.0.0.1:8100"),
+        (["--host", b"\xff"], 2, "--host must be an address of this machine or its name, not "),
     ],
 )
 def test_what_cannot_be_watched_is_refused(tmp_path, words, code, said):

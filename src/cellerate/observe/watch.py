@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,9 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cellerate.errors import DataError
-from cellerate.files import output_error
 from cellerate.observe.runs import find_runs, named, read_run, run_folders
-from cellerate.web import PAGE_HEADERS, Server, file_routes
+from cellerate.web import PAGE_HEADERS, Server, bound_socket, file_routes
 
 _FOLDER = Path(__file__).parent / "pages"
 _FILES = {
@@ -47,15 +45,12 @@ def watch(
 
     Raises:
         DataError: A path names no run.
+        ConfigError: The host cannot be a name or an address.
         OutputError: The server cannot listen on this address.
     """
     find_runs(paths)
-    try:
-        listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
-    except OSError as error:
-        raise output_error(Path(f"{host}:{port}"), error) from error
+    listener = bound_socket(host, port)
+    listener.listen()
     shown = f"[{host}]" if ":" in host else host
     config = uvicorn.Config(
         make_app(paths, host), lifespan="off", log_config=None, access_log=False, ws="none"

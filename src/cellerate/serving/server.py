@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
-from cellerate.errors import CellerateError, OutputError
+from cellerate.errors import CellerateError
 from cellerate.serving.answers import log
 from cellerate.serving.app import make_app
 from cellerate.serving.models import Models
 from cellerate.serving.protocol import protocol_within
 from cellerate.serving.visitors import Visitors
-from cellerate.web import Server
+from cellerate.web import Server, bound_socket
 
 # The seconds for sending answers after their texts have ended.
 _LAST_WORDS_S = 5
@@ -45,9 +45,10 @@ def serve(
         started: Called with the server's address once it listens.
 
     Raises:
+        ConfigError: The host cannot be a name or an address.
         OutputError: The server cannot listen on this address.
     """
-    listener = _listener(host, port)
+    listener = bound_socket(host, port)
     # Objects loaded by now stay alive, and a garbage collection that scans them would delay every request.
     gc.collect()
     gc.freeze()
@@ -119,15 +120,3 @@ class _Server(Server):
                 log.info("read %s again: %s", served.path, "another model" if changed else "the same model")
             except CellerateError as error:
                 log.error("%s was not read again: %s", served.path, error)
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OutputError(f"the server cannot listen on {host}:{port}: {error.strerror}.") from error
-    return listener
