@@ -179,6 +179,7 @@ def training_display(
 
     Raises:
         OutputError: A file could not be written; the message says what is kept, and the command to go on.
+        typer.Exit: Ctrl-C outside the training itself; what is kept, and the command to go on, were shown.
     """
     from cellerate.training.telemetry import Display, TerminalProgress
 
@@ -206,25 +207,37 @@ def training_display(
         try:
             yield Program()
         except OutputError as error:
-            raise _with_way_on(error, output) from error
+            command = _way_on(output)
+            if command is None:
+                # Refusals at the beginning come before anything is made.
+                raise
+            raise OutputError(
+                f"{marked(error)} The last checkpoint is kept in {output.with_suffix('.run')}. Once files can be "
+                f"written again, go on with: {command}"
+            ) from error
+        except KeyboardInterrupt:
+            # The training itself returns when it is interrupted: this is Ctrl-C before it, or while it is judged.
+            command = _way_on(output)
+            if command is None:
+                raise
+            notify(
+                f"interrupted; the last checkpoint is kept in {output.with_suffix('.run')}. To go on:\n  {command}"
+            )
+            raise typer.Exit(INTERRUPTED) from None
 
 
-def _with_way_on(error: OutputError, output: Path) -> OutputError:
-    """An error of a run that could not write, with what is kept of the run."""
+def _way_on(output: Path) -> str | None:
+    """The command that continues a run from its newest checkpoint; None for a run without any."""
     from cellerate.training.checkpoint_folder import CheckpointFolder
 
-    folder, newest = output.with_suffix(".run"), None
+    newest = None
     with contextlib.suppress(CheckpointError):
-        newest = CheckpointFolder(folder).newest(arrays=False)
-    if newest is not None:
-        # A run that has trained all its epochs goes on only if it is to train more.
-        more = f" --epochs {newest.position.epoch + 1}" if newest.progress.get("finished") else ""
-        return OutputError(
-            f"{marked(error)} The last checkpoint is kept in {folder}. Once files can be written again, go on "
-            f"with: {command_to_resume()}{more}"
-        )
-    # Refusals at the beginning come before anything is made.
-    return error
+        newest = CheckpointFolder(output.with_suffix(".run")).newest(arrays=False)
+    if newest is None:
+        return None
+    # A run that has trained all its epochs goes on only if it is to train more.
+    more = f" --epochs {newest.position.epoch + 1}" if newest.progress.get("finished") else ""
+    return f"{command_to_resume()}{more}"
 
 
 def training_report(result: "TrainingResult") -> dict[str, Any]:

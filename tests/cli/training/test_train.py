@@ -206,6 +206,26 @@ def test_disk_full_after_the_last_epoch_names_a_command_that_writes_the_model(
     assert "calibration" in load_model(here / "m.keras")[1].payload
 
 
+@pytest.mark.parametrize(("task", "judge"), [("series", "judge_windows"), ("text", "_evaluate")])
+def test_ctrl_c_while_judging_says_what_is_kept_and_names_a_command_that_goes_on(
+    cellerate, here, small, monkeypatch, task, judge
+):
+    import importlib
+
+    def interrupted(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    data = {"series": "s.csv", "text": "t.txt"}[task]
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.import_module(f"cellerate.tasks.{task}.train"), judge, interrupted)
+        code, out, err = cellerate("train", task, data, "-o", "m.keras", *small[task], "-q")
+    assert (code, out) == (130, "")
+    said, _, command = err.partition(" To go on:\n")
+    assert said == "interrupted; the last checkpoint is kept in m.run."
+    code, _, err = cellerate(*shlex.split(command)[1:])
+    assert (code, err) == (0, "")
+
+
 def test_diverged_training_exits_with_7(cellerate, here, small):
     code, _, err = cellerate(
         "train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q", "--learning-rate", "1e38"
