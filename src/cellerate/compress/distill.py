@@ -20,6 +20,7 @@ from cellerate.compress.fitting import (
     Judge,
     Keeper,
     OnStep,
+    WeightedLoss,
     curve,
     endless,
     fine_tune,
@@ -263,7 +264,8 @@ def _signature(inputs: list[tuple[tuple[int | None, ...], str]]) -> str:
 
 def _only(loss: Any) -> Any:
     """The loss of the only output, as an object or a function."""
-    found = keras.tree.flatten(loss)
+    # Of a single output, the weight changes only the scale.
+    found = keras.tree.flatten(loss.loss if isinstance(loss, WeightedLoss) else loss)
     try:
         (one,) = found
         return keras.losses.get(one)

@@ -4,6 +4,7 @@ Unlike `training`, this trains as one step of a search: it writes no file, no ep
 sequence of batches continues from one stretch to the next.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import ConfigError, DataError, TrainingError
+from cellerate.keras_graph.compiling import loss_weights_of
 from cellerate.keras_graph.graph import find_over_time, forget_states
 from cellerate.layers.accelerate import accelerate
 from cellerate.messages import argument
@@ -74,16 +76,36 @@ def curve(losses: Sequence[float]) -> list[float]:
     return [float(part.mean()) for part in np.array_split(losses, _MOST_LOSSES)]
 
 
+@dataclasses.dataclass(frozen=True)
+class WeightedLoss:
+    """The losses of a model with several outputs, which count differently.
+
+    Attributes:
+        loss: What Keras's `compile` takes as `loss`.
+        weights: What it takes as `loss_weights`.
+    """
+
+    loss: Any
+    weights: Any
+
+
 def loss_of(model: keras.Model, loss: Any) -> Any:
-    """Gives the loss to train with: `loss`, or the one that the model was compiled with.
+    """Gives the loss to train with: `loss`, or the one that the model was compiled with, weighted as there.
 
     Raises:
         ConfigError: There is neither.
     """
     found = loss if loss is not None else getattr(model, "loss", None)
     if found is None:
-        raise ConfigError(f"model {model.name!r} is not compiled: give `loss`, a Keras loss.")
-    return found
+        raise ConfigError(f"model {model.name!r} is not compiled: give {argument('loss')}, a Keras loss.")
+    weights = loss_weights_of(model) if loss is None else None
+    return found if weights is None else WeightedLoss(found, weights)
+
+
+def compile_with(model: keras.Model, loss: Any, optimizer: Any = "rmsprop") -> None:
+    """Compiles a model with a loss from `loss_of`."""
+    weighted = loss if isinstance(loss, WeightedLoss) else WeightedLoss(loss, None)
+    model.compile(optimizer=optimizer, loss=weighted.loss, loss_weights=weighted.weights)
 
 
 def endless(data: Data, batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]:
@@ -173,7 +195,7 @@ def fine_tune(
         return math.nan
     course = Course(steps) if course is None else course
     trainer = same_layers(accelerate(model), f"{model.name}_trainer")
-    trainer.compile(optimizer=_optimizer(model, learning_rate), loss=loss)
+    compile_with(trainer, loss, _optimizer(model, learning_rate))
     forget_states(model)
     total = 0.0
     looks = {-(-steps * part // _LOOKS) for part in range(1, _LOOKS + 1)}
@@ -204,7 +226,7 @@ def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Opt
 def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:
     """The mean loss of a model over one pass through data; states of stateful layers are zeroed before and after."""
     judge = same_layers(accelerate(model), f"{model.name}_judge")
-    judge.compile(loss=loss)
+    compile_with(judge, loss)
     forget_states(model)
     try:
         return _evaluated(judge, data, batch_size)

@@ -19,6 +19,7 @@ from cellerate.compress.fitting import (
     Judge,
     Keeper,
     OnStep,
+    compile_with,
     endless,
     fine_tune,
     loss_of,
@@ -252,7 +253,7 @@ def saliency(model: keras.Model, units: LayerUnits, batches: Iterator[tuple[Any,
     copy = _plain(model)
     trainer = same_layers(accelerate(copy), f"{model.name}_trainer")
     # A plain SGD step gives the gradient on every backend: the fall of the weights over the step length.
-    trainer.compile(optimizer=keras.optimizers.SGD(_LONG_STEP), loss=loss)
+    compile_with(trainer, loss, keras.optimizers.SGD(_LONG_STEP))
     places = {id(variable): place for place, variable in enumerate(model.weights)}
     reading = [(places[id(axis.variable)], axis) for axis in units.axes if axis.reads]
     start = copy.get_weights()

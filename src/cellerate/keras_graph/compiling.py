@@ -38,6 +38,12 @@ def compile_as(model: keras.Model, source: keras.Model) -> keras.Model:
     return model
 
 
+def loss_weights_of(model: keras.Model) -> Any:
+    """Gives the weights of the outputs' losses that a model was compiled with; None if there are none."""
+    compiled = getattr(model, "_compile_config", None)
+    return None if compiled is None else compiled.config.get("loss_weights")
+
+
 def _own(value: Any) -> Any:
     """A fresh copy of an optimizer or metric; any other value unchanged."""
     if isinstance(value, keras.optimizers.Optimizer | keras.Metric):
