@@ -168,7 +168,7 @@ def test_endless_over_empty_or_unlike_data_raises_data_error(data):
 
 def test_endless_over_an_iterable_without_a_batch_raises_data_error_at_the_first():
     with pytest.raises(DataError, match="no batch"):
-        next(endless([], 2, seed=0))
+        next(endless(range(0), 2, seed=0))
 
 
 def test_fine_tune_takes_as_many_batches_as_steps_and_goes_on_with_the_next():
@@ -322,7 +322,7 @@ def test_fine_tune_on_lines_of_many_lengths_with_weights_and_a_dict_of_inputs_le
 
 
 def test_fine_tune_whose_loss_is_no_number_raises_training_error():
-    with pytest.raises(TrainingError, match="learning_rate"):
+    with pytest.raises(TrainingError, match="NaN or infinity"):
         fine_tune(
             model(),
             endless((np.full((4, 3), 2), np.full((4, 3, 5), np.nan)), 4, seed=0),

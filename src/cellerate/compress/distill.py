@@ -21,6 +21,7 @@ from cellerate.compress.fitting import (
     Keeper,
     OnStep,
     WeightedLoss,
+    checked_data,
     curve,
     endless,
     fine_tune,
@@ -146,6 +147,7 @@ def distill(
     }
     _check(settings)
     _check_pair(teacher, student)
+    data, validation = checked_data("data", data), checked_data("validation", validation)
     batch_size = settings["batch_size"] = rows_per_batch(student, batch_size, data, validation)
     hard = _only(loss_of(student if getattr(student, "loss", None) is not None else teacher, loss))
     outputs = _outputs(student, hard, from_logits)
@@ -197,6 +199,7 @@ def _check(settings: Mapping[str, Any]) -> None:
         check_number(name, settings[name], at_least=0, at_most=1)
     check_counts(steps=settings["steps"])
     check_number("learning_rate", settings["learning_rate"], above=0)
+    check_number("seed", settings["seed"], at_least=0, whole=True)
     check_counts(batch_size=settings["batch_size"])
 
 

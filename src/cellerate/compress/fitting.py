@@ -26,6 +26,11 @@ Data = Any
 """Whatever `fit` accepts that gives (x, y) or (x, y, sample_weight): a tuple of arrays, a PyDataset (such as
 `data.pipeline.KerasBatches`), a `tf.data.Dataset`, a torch DataLoader; but not a generator, as it ends."""
 
+_EXPECTED = (
+    "expected a tuple (x, y) of arrays, a PyDataset, a tf.data.Dataset or a DataLoader: something that can be "
+    "walked more than once."
+)
+
 Judge = Callable[[keras.Model], float]
 """Returns how bad a model is; less is better."""
 
@@ -93,11 +98,15 @@ def loss_of(model: keras.Model, loss: Any) -> Any:
     """Gives the loss to train with: `loss`, or the one that the model was compiled with, weighted as there.
 
     Raises:
-        ConfigError: There is neither.
+        ConfigError: There is neither, or Keras does not know it.
     """
     found = loss if loss is not None else getattr(model, "loss", None)
     if found is None:
-        raise ConfigError(f"model {model.name!r} is not compiled: give {argument('loss')}, a Keras loss.")
+        raise ConfigError(f"model {model.name!r} is not compiled: give `loss`, a Keras loss.")
+    try:
+        keras.tree.map_structure(keras.losses.get, found)
+    except ValueError as error:
+        raise ConfigError(f"{argument('loss')} is {found!r}; expected a loss that Keras knows.") from error
     weights = loss_weights_of(model) if loss is None else None
     return found if weights is None else WeightedLoss(found, weights)
 
@@ -108,6 +117,53 @@ def compile_with(model: keras.Model, loss: Any, optimizer: Any = "rmsprop") -> N
     model.compile(optimizer=optimizer, loss=weighted.loss, loss_weights=weighted.weights)
 
 
+def checked_data(name: str, data: Data | None) -> Data | None:
+    """Gives data in which rows can be chosen: data frames and tensors become arrays, all else stays as it is.
+
+    Args:
+        name: The argument that the data come from.
+        data: The data; None stays None.
+
+    Raises:
+        ConfigError: The data are of a kind that cannot be walked again and again.
+        DataError: The arrays have no rows, or differ in length.
+    """
+    if isinstance(data, tuple):
+        return _checked_arrays(name, data)
+    # A list or one array can be walked, too, but what it gives are not batches.
+    walks = hasattr(data, "__iter__") and not hasattr(data, "__next__") and not hasattr(data, "shape")
+    if isinstance(data, keras.utils.PyDataset):
+        if _count(data) is None:
+            raise ConfigError(f"{argument(name)} never ends: give the PyDataset a __len__ or num_batches.")
+        return data
+    if data is None:
+        return data
+    if not walks or isinstance(data, list | dict | set | str | bytes):
+        raise ConfigError(f"{argument(name)} is a {type(data).__name__}; {_EXPECTED}")
+    return data
+
+
+def _checked_arrays(name: str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(arrays) not in (2, 3):
+        raise ConfigError(
+            f"{argument(name)} is a tuple of {len(arrays)}; expected (x, y) or (x, y, sample_weight)."
+        )
+    arrays = arrays[:2] if arrays[-1] is None else arrays
+    for value in keras.tree.flatten(arrays):
+        if not len(getattr(value, "shape", ())):
+            raise ConfigError(
+                f"{argument(name)} has {value!r:.40} where an array is expected: give NumPy arrays, "
+                "such as numpy.asarray(x)."
+            )
+    found: tuple[Any, ...] = keras.tree.map_structure(_sliceable, arrays)
+    lengths = {len(array) for array in keras.tree.flatten(found)}
+    if len(lengths) != 1 or not min(lengths):
+        raise DataError(
+            f"the arrays of {argument(name)} have {sorted(lengths)} rows; expected as many in each, and some."
+        )
+    return found
+
+
 def endless(data: Data, batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]:
     """Gives the batches of data over and over; arrays are reshuffled each time.
 
@@ -115,15 +171,13 @@ def endless(data: Data, batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]
         ConfigError: The data are a generator, or of an unknown kind.
         DataError: There is no batch, or the arrays differ in length.
     """
+    if data is None:
+        raise ConfigError(f"{argument('data')} is None; {_EXPECTED}")
+    data = checked_data("data", data)
     if isinstance(data, tuple):
         return _array_batches(data, batch_size, seed)
     if isinstance(data, keras.utils.PyDataset):
         return _dataset_batches(_own(data))
-    if hasattr(data, "__next__") or not hasattr(data, "__iter__"):
-        raise ConfigError(
-            f"{argument('data')} is a {type(data).__name__}; expected a tuple (x, y) of arrays, a PyDataset, a "
-            "tf.data.Dataset or a DataLoader: something that can be walked more than once."
-        )
     return _iterable_batches(data)
 
 
@@ -207,15 +261,27 @@ def fine_tune(
         found = trainer.train_on_batch(x, y, sample_weight=weight[0] if weight else None, return_dict=True)
         value = float(found["loss"])
         if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss is no longer a finite number: give a lower {argument('learning_rate')}."
-            )
+            raise _not_finite((x, y, weight), course)
         total += value
         course.note(value)
         if keeper is not None and number in looks:
             keeper.look()
     forget_states(model)
     return total / steps
+
+
+def _not_finite(batch: Any, course: Course) -> TrainingError:
+    """Says why the loss of a batch may not be a finite number."""
+    numbers = (np.asarray(keras.ops.convert_to_numpy(value)) for value in keras.tree.flatten(batch))
+    if not all(np.isfinite(found).all() for found in numbers if found.dtype.kind in "fV"):
+        return TrainingError(
+            f"{argument('data')} has NaN or infinity in a batch: fill such values, or leave their rows out."
+        )
+    if not course.losses:
+        return TrainingError(
+            "the loss is not a finite number before any training: look for NaN in the weights of the model."
+        )
+    return TrainingError(f"the loss is no longer a finite number: give a lower {argument('learning_rate')}.")
 
 
 def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Optimizer:
@@ -225,6 +291,7 @@ def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Opt
 
 def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:
     """The mean loss of a model over one pass through data; states of stateful layers are zeroed before and after."""
+    _check_ends(data)
     judge = same_layers(accelerate(model), f"{model.name}_judge")
     compile_with(judge, loss)
     forget_states(model)
@@ -232,6 +299,16 @@ def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> fl
         return _evaluated(judge, data, batch_size)
     finally:
         forget_states(model)
+
+
+def _check_ends(data: Data) -> None:
+    """Raises `ConfigError` for a `tf.data.Dataset` that repeats forever: Keras would judge on it forever, too."""
+    # TensorFlow's number for infinitely many.
+    if hasattr(data, "cardinality") and int(data.cardinality()) == -1:
+        raise ConfigError(
+            f"a model cannot be judged on a dataset that never ends: leave out repeat(), or give "
+            f"{argument('validation')}."
+        )
 
 
 def _evaluated(judge: keras.Model, data: Data, batch_size: int) -> float:
@@ -252,18 +329,7 @@ def _own(data: Any) -> Any:
 
 
 def _array_batches(arrays: tuple[Any, ...], batch_size: int, seed: int) -> Iterator[tuple[Any, ...]]:
-    if len(arrays) not in (2, 3):
-        raise ConfigError(
-            f"{argument('data')} is a tuple of {len(arrays)}; expected (x, y) or (x, y, sample_weight)."
-        )
-    arrays = arrays[:2] if arrays[-1] is None else arrays
-    flat = keras.tree.flatten(arrays)
-    lengths = {len(array) for array in flat}
-    if len(lengths) != 1 or not min(lengths):
-        raise DataError(
-            f"the arrays of data have {sorted(lengths)} rows; expected as many in each, and some."
-        )
-    (rows,) = lengths
+    rows = len(keras.tree.flatten(arrays)[0])
     rng = np.random.default_rng(seed)
 
     def walk() -> Iterator[tuple[Any, ...]]:
@@ -278,9 +344,17 @@ def _array_batches(arrays: tuple[Any, ...], batch_size: int, seed: int) -> Itera
     return walk()
 
 
+def _count(data: keras.utils.PyDataset) -> int | None:
+    """The number of batches; None if it has no end."""
+    try:
+        return data.num_batches
+    except NotImplementedError:
+        return None
+
+
 def _dataset_batches(data: keras.utils.PyDataset) -> Iterator[tuple[Any, ...]]:
-    count = len(data)
-    if count == 0:
+    count = _count(data)
+    if not count:
         raise DataError("data has no batch.")
 
     def walk() -> Iterator[tuple[Any, ...]]:
@@ -308,5 +382,14 @@ def _iterable_batches(data: Any) -> Iterator[tuple[Any, ...]]:
     return walk()
 
 
+def _sliceable(value: Any) -> Any:
+    """An array whose rows can be chosen by number; an array on disk stays there."""
+    if hasattr(value, "to_numpy"):
+        return value.to_numpy()
+    return _numpy(value) if hasattr(value, "numpy") else value
+
+
 def _numpy(value: Any) -> np.ndarray:
+    # A tensor of PyTorch may have a gradient, or be on the GPU.
+    value = value.detach().cpu() if hasattr(value, "detach") else value
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)

@@ -19,6 +19,7 @@ from cellerate.compress.fitting import (
     Judge,
     Keeper,
     OnStep,
+    checked_data,
     compile_with,
     endless,
     fine_tune,
@@ -136,6 +137,7 @@ def prune(
     check_counts(multiple_of=multiple_of)
     check_pruning(settings)
     check_choice("importance", importance, get_args(Importance))
+    data, validation = checked_data("data", data), checked_data("validation", validation)
     batch_size = rows_per_batch(model, batch_size, data, validation)
     needs_loss = bool(steps) or judge is None or importance != "magnitude"
     used_loss = loss_of(model, loss) if needs_loss else None

@@ -15,7 +15,17 @@ import keras
 import numpy as np
 
 from cellerate.compress.control import ahead, stretches
-from cellerate.compress.fitting import Course, Data, Judge, OnStep, endless, fine_tune, loss_of, loss_on
+from cellerate.compress.fitting import (
+    Course,
+    Data,
+    Judge,
+    OnStep,
+    checked_data,
+    endless,
+    fine_tune,
+    loss_of,
+    loss_on,
+)
 from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.compress.record import CompressionRecord, QualityGate
 from cellerate.errors import ConfigError, DataError, ModelError
@@ -164,7 +174,8 @@ def quantize(
         Frantar et al., "GPTQ", 2022, for the error of outputs, of which only the diagonal is used here.
     """
     started = time.perf_counter()
-    _check(precision, gate, steps, learning_rate, batch_size)
+    _check(precision, gate, steps, learning_rate, batch_size, seed)
+    data, validation = checked_data("data", data), checked_data("validation", validation)
     batch_size = rows_per_batch(model, batch_size, data, validation)
     program = read_program(model)
     judge = _judge(model, data, validation, loss, batch_size, judge)
@@ -194,9 +205,8 @@ def quantize(
         tuned = _fine_tuned(work, best, floats, moments if best.kept == "calibrated" else {}, train, steps)
         qualities[tuned.kept] = tuned.quality
         best = tuned if tuned.better_than(best) else best
-    result = compile_as(rebuild(model, describe(model), best.weights), model)
     parameters = int(model.count_params())
-    return result, CompressionRecord(
+    return compile_as(rebuild(model, describe(model), best.weights), model), CompressionRecord(
         method="quantize",
         settings={
             "precision": precision,
@@ -226,7 +236,7 @@ def quantize(
 
 
 def _check(
-    precision: str, gate: QualityGate | None, steps: int, learning_rate: float, batch_size: int
+    precision: str, gate: QualityGate | None, steps: int, learning_rate: float, batch_size: int, seed: int
 ) -> None:
     """Raises `ConfigError` for an argument out of range."""
     narrow = PRECISIONS[1:]
@@ -236,6 +246,7 @@ def _check(
     check_number("steps", steps, at_least=0, whole=True)
     check_number("learning_rate", learning_rate, above=0)
     check_number("batch_size", batch_size, at_least=1, whole=True)
+    check_number("seed", seed, at_least=0, whole=True)
 
 
 def _settle(model: keras.Model, program: Program, precision: str) -> None:

@@ -22,6 +22,7 @@ from cellerate.compress.fitting import (
     Judge,
     Keeper,
     OnStep,
+    checked_data,
     endless,
     fine_tune,
     loss_of,
@@ -113,6 +114,7 @@ def sparsify(
     check_number("sparsity", sparsity, above=0, below=1)
     check_choice("scope", scope, ("matrix", "model"))
     check_pruning(settings)
+    data, validation = checked_data("data", data), checked_data("validation", validation)
     batch_size = rows_per_batch(model, batch_size, data, validation)
     used_loss = loss_of(model, loss) if steps or judge is None else None
     current = rebuild(model, describe(model))
