@@ -62,11 +62,20 @@ def ready(
     return made
 
 
-def fitted(model: keras.Model, engine: str | None, *callbacks: Any, **fit: Any) -> Any:
-    """A copy of a model after two epochs of five batches, with its history."""
-    made = ready(model, engine, metrics=ROW.metrics())
-    history = made.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks), **fit)
-    return made, history.history
+def quick(engine: str | None) -> dict[str, bool]:
+    """Arguments of `compile` for a few steps of stock Keras, which take TensorFlow longer with a graph."""
+    return {"run_eagerly": engine is None and TENSORFLOW}
+
+
+def fitted(made: keras.Model, *callbacks: Any) -> tuple[list[Any], Any]:
+    """The weights of a model after two epochs of five batches, and its history."""
+    history = made.fit(X, Y, 8, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return made.get_weights(), history.history
+
+
+def on_engine(model: keras.Model) -> keras.Model:
+    """A copy that trains on the engine."""
+    return ready(model, "require", metrics=ROW.metrics())
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +84,32 @@ def model() -> keras.Model:
     return ROW.model()
 
 
-def in_each_way(model: keras.Model, do: Callable[[keras.Model], Any]) -> list[tuple[Any, Any, Any]]:
-    """The weights, the history and what `do` gave in the middle, of stock Keras and of the engine."""
-    found = []
-    for engine in (None, "require"):
-        at = At((1, 3), do)
-        made, history = fitted(model, engine, at)
-        found.append((made.get_weights(), history, at.seen))
-    return found
+@pytest.fixture(scope="module")
+def restarted(model: keras.Model) -> Callable[[], keras.Model]:
+    """Makes stock Keras as if it had never trained; its training step, which takes seconds to compile, stays."""
+    made = ready(model, None, metrics=ROW.metrics())
+    made.optimizer.build(made.trainable_variables)
+    slots = numbers(made.optimizer.variables)
+
+    def restart() -> keras.Model:
+        made.set_weights(model.get_weights())
+        for variable, value in zip(made.optimizer.variables, slots, strict=True):
+            variable.assign(value)
+        return made
+
+    return restart
+
+
+@pytest.fixture
+def stock(restarted: Callable[[], keras.Model]) -> keras.Model:
+    """Stock Keras that has not trained."""
+    return restarted()
+
+
+def looked_at(made: keras.Model, do: Callable[[keras.Model], Any]) -> tuple[Any, Any, Any]:
+    """The weights, the history and what `do` gave in the middle."""
+    at = At((1, 3), do)
+    return (*fitted(made, at), at.seen)
 
 
 def assert_alike(found: list[tuple[Any, Any, Any]]) -> None:
@@ -123,11 +150,9 @@ LOOKS: dict[str, Callable[[keras.Model], list[Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def all_looks(model: keras.Model) -> tuple[Any, Any, list[dict[str, list[Any]]]]:
+def all_looks(restarted: Callable[[], keras.Model]) -> tuple[Any, Any, list[dict[str, list[Any]]]]:
     """Stock Keras, read in every way in one training: a reading there does not affect a later one."""
-    at = At((1, 3), lambda one: {name: look(one) for name, look in LOOKS.items()})
-    made, history = fitted(model, None, at)
-    return made.get_weights(), history, at.seen
+    return looked_at(restarted(), lambda one: {name: look(one) for name, look in LOOKS.items()})
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -135,9 +160,7 @@ def test_callback_sees_the_same_values_as_in_stock_keras(
     model: keras.Model, look: str, all_looks: Any
 ) -> None:
     weights, history, seen = all_looks
-    at = At((1, 3), LOOKS[look])
-    made, our_history = fitted(model, "require", at)
-    ours = (made.get_weights(), our_history, at.seen)
+    ours = looked_at(on_engine(model), LOOKS[look])
     assert_alike([(weights, history, [one[look] for one in seen]), ours])
 
 
@@ -158,18 +181,20 @@ def restart_optimizer(model: keras.Model) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", [halve_rate, halve_weights, restart_optimizer])
-def test_next_step_uses_the_changes_of_a_callback(model: keras.Model, change: Any) -> None:
-    assert_alike(in_each_way(model, change))
+def test_next_step_uses_the_changes_of_a_callback(
+    model: keras.Model, stock: keras.Model, change: Any
+) -> None:
+    assert_alike([looked_at(stock, change), looked_at(on_engine(model), change)])
 
 
 def test_model_saved_within_an_epoch_resumes_from_that_step(model: keras.Model, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
-    made, _ = fitted(model, "require", At((2,), lambda one: one.save(path)))
+    weights, _ = fitted(on_engine(model), At((2,), lambda one: one.save(path)))
     loaded = keras.saving.load_model(path)
     assert int(loaded.optimizer.iterations) == 8  # of the second epoch
     cellerate.accelerate(loaded, engine="require")
     loaded.fit(X[24:], Y[24:], 8, shuffle=False, verbose=0)
-    for one, our in zip(made.get_weights(), loaded.get_weights(), strict=True):
+    for one, our in zip(weights, loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(our, one)
 
 
@@ -179,20 +204,19 @@ def test_model_copied_within_an_epoch_is_independent(model: keras.Model) -> None
     def take(one: keras.Model) -> None:
         copies.append((copy.deepcopy(one.layers[-1].kernel), one.layers[-1].kernel.numpy().copy()))
 
-    fitted(model, "require", At((2,), take))
+    fitted(on_engine(model), At((2,), take))
     for kernel, values in copies:
         np.testing.assert_array_equal(kernel.numpy(), values)
 
 
-def test_ctrl_c_leaves_the_weights_of_the_last_step(model: keras.Model) -> None:
+def test_ctrl_c_leaves_the_weights_of_the_last_step(model: keras.Model, stock: keras.Model) -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if batch == 2:
                 raise KeyboardInterrupt
 
     weights = []
-    for engine in (None, "require"):
-        made = ready(model, engine)
+    for made in (stock, on_engine(model)):
         with pytest.raises(KeyboardInterrupt):
             made.fit(X, Y, 8, shuffle=False, verbose=0, callbacks=[Stop()])
         weights.append(made.get_weights())
@@ -203,11 +227,11 @@ def assert_frozen_alike(model: keras.Model, *optimizers: Callable[[], keras.opti
     """Train, freeze a layer, recompile if there is a second optimizer, and train again, in Keras and on the engine."""
     results = []
     for engine in (None, "require"):
-        made = ready(model, engine, optimizers[0]())
+        made = ready(model, engine, optimizers[0](), **quick(engine))
         made.fit(X, Y, 8, shuffle=False, verbose=0)
         made.layers[0].trainable = False
         for optimizer in optimizers[1:]:
-            made.compile(optimizer(), ROW.loss)
+            made.compile(optimizer(), ROW.loss, **quick(engine))
         made.fit(X, Y, 8, shuffle=False, verbose=0)
         results.append(made.get_weights())
     assert_close(*results)
@@ -220,7 +244,7 @@ def test_second_optimizer_and_newly_frozen_layer_train_as_in_keras(model: keras.
 def test_train_on_batch_evaluate_and_restore_equal_keras(model: keras.Model) -> None:
     results = []
     for engine in (None, "require"):
-        made = ready(model, engine, metrics=ROW.metrics())
+        made = ready(model, engine, metrics=ROW.metrics(), **quick(engine))
         found = [*made.train_on_batch(X[:8], Y[:8]), *made.train_on_batch(X[8:20], Y[8:20])]
         found += [*made.evaluate(X, Y, verbose=0), *made.test_on_batch(X[:8], Y[:8])]
         if engine is not None:
@@ -242,7 +266,7 @@ def test_several_steps_per_execution_equal_keras(model: keras.Model) -> None:
     assert_close(results[0][1], results[1][1])
 
 
-def test_generators_and_keras_datasets_train_like_keras(model: keras.Model) -> None:
+def test_generators_and_keras_datasets_train_like_keras(model: keras.Model, stock: keras.Model) -> None:
     class Batches(keras.utils.PyDataset):
         def __len__(self) -> int:
             return 5
@@ -253,8 +277,7 @@ def test_generators_and_keras_datasets_train_like_keras(model: keras.Model) -> N
 
     results = []
     generated = ((X[n : n + 8], Y[n : n + 8]) for n in range(0, 40, 8))
-    for engine, feed in ((None, Batches()), ("require", Batches()), ("require", generated)):
-        made = ready(model, engine)
+    for made, feed in ((stock, Batches()), (on_engine(model), Batches()), (on_engine(model), generated)):
         made.fit(feed, shuffle=False, verbose=0, steps_per_epoch=5)
         results.append(made.get_weights())
     for ours in results[1:]:
@@ -327,7 +350,7 @@ def test_model_evaluated_first_trains_the_weights_made_trainable_later(model: ke
     """Keras builds the optimizer in the first training step on TensorFlow, and before it on other backends."""
     results = []
     for engine in (None, "require"):
-        made = ready(model, engine)
+        made = ready(model, engine, **quick(engine))
         made.layers[0].trainable = TENSORFLOW is False
         made.evaluate(X[:8], Y[:8], verbose=0)
         made.layers[0].trainable = True
