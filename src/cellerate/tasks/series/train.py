@@ -145,6 +145,8 @@ class SeriesTask(Task[SeriesRun]):
         lost = lost_to_cuts(self._data, options.window, options.horizon)
         if lost and count_windows(split.train, options):
             self.run.listener.message(lost)
+        if self._quantiles and 0.5 not in self._quantiles:
+            self.run.listener.message(_stands_in(self._quantiles))
         seed = self.run.training.seed
         return series_sources(self._model, split, options, self._scaler, seed, self._covariates)
 
@@ -221,6 +223,14 @@ class SeriesTask(Task[SeriesRun]):
             "training": trained_with(self.run),
             **({} if covariates.plain else {"covariates": covariates.to_config()}),
         }
+
+
+def _stands_in(quantiles: Sequence[float]) -> Message:
+    """The quantile that is the point forecast where 0.5 is not among them."""
+    return Message(
+        f"{argument('quantile')} has no 0.5: the point forecast, its errors and the verdict are those of "
+        f"{quantiles[middle_place(quantiles)]:g}."
+    )
 
 
 def _identity(options: SeriesOptions, quantiles: Sequence[float]) -> dict[str, Any]:
