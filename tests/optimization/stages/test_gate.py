@@ -233,6 +233,6 @@ def test_verdict_that_cannot_be_measured_keeps_the_figures_of_the_search(made, t
     monkeypatch.setattr(HereProbe, "ask", ask)
     found = optimized(made, tmp_path / "out", only=["pack"])
     assert found.status == "finished"
-    assert "could not be timed in turns, it took more than 600 s" in found.verdict.warnings[0]
+    assert "could not be timed in turns: it took more than 600 s" in found.verdict.warnings[0]
     packed = next(one for one in found.candidates if one.id == "float32")
     assert next(row for row in found.verdict.rows if row.quantity == "use").after == packed.speeds[0].per_s
