@@ -15,7 +15,7 @@ from cellerate.data.windows.covariates import (
 )
 from cellerate.data.windows.sampled import SampledBatches, spread, spread_within
 from cellerate.data.windows.scaler import Scaler, held_by
-from cellerate.data.windows.series_scaler import SeriesScaler
+from cellerate.data.windows.series_scaler import SeriesScaler, known_medians
 from cellerate.data.windows.shares import share_of
 from cellerate.data.windows.text_windows import StreamBatches, TextBatches
 from cellerate.data.windows.windows import SeriesBatches, WindowSettings, WindowSource
@@ -38,6 +38,7 @@ __all__ = [
     "WindowSettings",
     "WindowSource",
     "held_by",
+    "known_medians",
     "model_inputs",
     "share_of",
     "spread",

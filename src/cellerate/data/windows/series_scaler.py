@@ -165,7 +165,7 @@ class UsualScale:
         share = np.divide(
             scale, size, out=np.full_like(scale, np.nan), where=size > np.finfo(np.float32).tiny
         )
-        return cls(_medians(scale, usual.scale), _medians(share, np.full(len(usual.scale), np.inf)))
+        return cls(known_medians(scale, usual.scale), known_medians(share, np.full(len(usual.scale), np.inf)))
 
     def safe(self, mean: np.ndarray, deviation: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """The deviation (S, C), or the usual scale where it is only the rounding noise of a type."""
@@ -178,7 +178,7 @@ class UsualScale:
         return np.where(flat, np.minimum(self.within, sized), deviation)
 
 
-def _medians(values: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+def known_medians(values: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
     """(C,) the median of the numbers of each column that are known; `otherwise` if none is."""
     known = (column[np.isfinite(column)] for column in values.T)
     return np.array(

@@ -14,7 +14,7 @@ import numpy as np
 
 from cellerate.data.arrays import WindowIndex, open_rows
 from cellerate.data.series import SeriesPart
-from cellerate.data.windows import spread
+from cellerate.data.windows import known_medians, spread
 
 # More windows would change the solution little, so an evenly spaced sample is used.
 MOST_WINDOWS = 200_000
@@ -135,9 +135,8 @@ def _where_unknown(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         Twice (targets,).
     """
-    known = [column[np.isfinite(column)] for column in scales.T]
-    usual = [np.median(some) if len(some) else 1.0 for some in known]
-    return np.array(usual), np.array([0.0 if len(some) else 1.0 for some in known])
+    usual = known_medians(scales, np.ones(scales.shape[1]))
+    return usual, np.where(np.isfinite(scales).any(axis=0), 0.0, 1.0)
 
 
 class TargetWindows:
