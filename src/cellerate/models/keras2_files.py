@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-_LARGEST_RATIO = 100
+# Keras stores weights and assets uncompressed, so no genuine file grows a hundredfold. A forged one may claim any size.
+LARGEST_RATIO = 100
 _CONFIG, _H5_CONFIG = "config.json", "model_config"
 _KEYWORDS = {
     "time_major": "leave time_major out and give the layer (batch, time, features): keras.ops.transpose(x, (1, 0, 2))",
@@ -100,8 +101,7 @@ def hdf5_contents(source: Path) -> tuple[str | None, bool, int]:
 
     def visit(_: str, found: Any) -> None:
         if isinstance(found, h5py.Dataset):
-            # A compressed array of almost nothing may claim any size.
-            sizes.append(min(found.nbytes, _LARGEST_RATIO * found.id.get_storage_size()))
+            sizes.append(min(found.nbytes, LARGEST_RATIO * found.id.get_storage_size()))
 
     with h5py.File(source) as file:
         file.visititems(visit)

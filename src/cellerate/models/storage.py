@@ -39,8 +39,6 @@ _ENTRY = "cellerate.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.weights.h5", "model.weights.npz")
 _LARGEST_JSON = 64 * 2**20  # bytes; a tokenizer is embedded in the record
-# Keras stores weights and assets uncompressed, so no genuine file grows a hundredfold.
-_LARGEST_RATIO = 100
 _RATIO_APPLIES_FROM = 2**20  # bytes
 _WEIGHTS_PER_BYTE = 8  # more than any quantisation packs into a byte
 
@@ -257,14 +255,16 @@ def _check_sizes(source: Path, archive: zipfile.ZipFile) -> None:
             refused = info.file_size > _LARGEST_JSON
         else:
             unpacked += info.file_size
-            refused = info.file_size > max(_RATIO_APPLIES_FROM, _LARGEST_RATIO * info.compress_size)
+            refused = info.file_size > max(
+                _RATIO_APPLIES_FROM, keras2_files.LARGEST_RATIO * info.compress_size
+            )
         if refused:
             raise ModelError(
                 f"{source} is refused: its entry {info.filename!r} would unpack from {info.compress_size:,} "
                 f"to {info.file_size:,} bytes, as no genuine model does. Get it from a source you trust."
             )
     # Entries that overlap in the file each look harmless, so their sum is checked.
-    if unpacked > max(_RATIO_APPLIES_FROM, _LARGEST_RATIO * source.stat().st_size):
+    if unpacked > max(_RATIO_APPLIES_FROM, keras2_files.LARGEST_RATIO * source.stat().st_size):
         raise ModelError(
             f"{source} is refused: its {source.stat().st_size:,} bytes would unpack to {unpacked:,}, as no "
             "genuine model does. Get it from a source you trust."
