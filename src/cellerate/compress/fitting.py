@@ -128,16 +128,16 @@ def checked_data(name: str, data: Data | None) -> Data | None:
         ConfigError: The data are of a kind that cannot be walked again and again.
         DataError: The arrays have no rows, or differ in length.
     """
+    if data is None:
+        return None
     if isinstance(data, tuple):
         return _checked_arrays(name, data)
-    # A list or one array can be walked, too, but what it gives are not batches.
-    walks = hasattr(data, "__iter__") and not hasattr(data, "__next__") and not hasattr(data, "shape")
     if isinstance(data, keras.utils.PyDataset):
         if _count(data) is None:
             raise ConfigError(f"{argument(name)} never ends: give the PyDataset a __len__ or num_batches.")
         return data
-    if data is None:
-        return data
+    # A list or one array can be walked, too, but what it gives are not batches.
+    walks = hasattr(data, "__iter__") and not hasattr(data, "__next__") and not hasattr(data, "shape")
     if not walks or isinstance(data, list | dict | set | str | bytes):
         raise ConfigError(f"{argument(name)} is a {type(data).__name__}; {_EXPECTED}")
     return data
@@ -281,7 +281,7 @@ def _not_finite(batch: Any, course: Course) -> TrainingError:
         return TrainingError(
             "the loss is not a finite number before any training: look for NaN in the weights of the model."
         )
-    return TrainingError(f"the loss is no longer a finite number: give a lower {argument('learning_rate')}.")
+    return TrainingError(f"the loss became NaN or infinite: give a lower {argument('learning_rate')}.")
 
 
 def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Optimizer:
