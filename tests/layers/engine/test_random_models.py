@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-import cellerate
-from support.keras_models.engine_models import copy_of
+from support.keras_models.engine_models import compiled
 from support.keras_models.random_models import RandomModel
 
 pytestmark = [
@@ -23,11 +22,7 @@ SEEDS = range(30) if keras.backend.backend() == "torch" else range(3)
 
 def trained(drawn: RandomModel, settings: Any, batches: list[Any], engine: str | None) -> dict[str, Any]:
     """The losses of training a copy, its weights after each batch, and the losses of evaluating the first."""
-    model = copy_of(drawn.model)
-    eager = engine is None and keras.backend.backend() == "tensorflow" and len(drawn.heads) == 1
-    model.compile(**settings(), run_eagerly=eager)
-    if engine is not None:
-        cellerate.accelerate(model, engine=engine)
+    model = compiled(drawn.model, engine, **settings())
     losses, weights = [], []
     for x, y in batches:
         losses.append(model.train_on_batch(x, y))

@@ -467,6 +467,17 @@ def copy_of(model: keras.Model) -> keras.Model:
     return made
 
 
+def compiled(model: keras.Model, engine: str | None, **options: Any) -> keras.Model:
+    """A copy of a model, compiled with the options; stock Keras without an engine."""
+    made = copy_of(model)
+    # For a few steps TensorFlow is quicker without a graph, but there Keras averages several losses differently.
+    eager = engine is None and keras.backend.backend() == "tensorflow" and len(made.outputs) == 1
+    made.compile(**options, run_eagerly=eager)
+    if engine is not None:
+        cellerate.accelerate(made, engine=engine)
+    return made
+
+
 def trained(
     model: keras.Model,
     case: Case,
@@ -475,12 +486,8 @@ def trained(
     **fit: Any,
 ) -> tuple[keras.Model, dict[str, list[float]]]:
     """A copy of a model after `fit`, and its history; stock Keras without an engine."""
-    made = copy_of(model)
-    # For a few steps TensorFlow is quicker without a graph, but there Keras averages several losses differently.
-    eager = engine is None and keras.backend.backend() == "tensorflow" and len(made.outputs) == 1
-    made.compile(optimizer(), case.loss, metrics=case.metrics(), run_eagerly=eager, **case.options())
-    if engine is not None:
-        cellerate.accelerate(made, engine=engine)
+    given = {"optimizer": optimizer(), "loss": case.loss, "metrics": case.metrics(), **case.options()}
+    made = compiled(model, engine, **given)
     return made, made.fit(shuffle=False, verbose=0, **fit).history
 
 
