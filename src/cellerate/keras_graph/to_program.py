@@ -151,7 +151,8 @@ class ProgramReading(Visitor[ProgramValue]):
     def model_input(self, name: str, tensor: Any) -> ProgramValue:
         """Adds an input of the model."""
         shape = (-1, *(-1 if size is None else size for size in tensor.shape[1:]))
-        found = self.nodes.add("input", name, {}, shape=shape, dtype="float32")
+        dtype = "float32" if "float" in tensor.dtype else "int32"
+        found = self.nodes.add("input", name, {}, shape=shape, dtype=dtype)
         if tensor.dtype == "bool" and len(shape) == 2:
             found = dataclasses.replace(
                 found, masks=carried(self.nodes.mask("ids_mask", name, {"ids": found})).masks
@@ -251,7 +252,7 @@ class ProgramReading(Visitor[ProgramValue]):
         return read_layer(dataclasses.replace(call, shapes=shapes, time_axis=2), self._readers.per_step)
 
     def used(self, outputs: Mapping[str, int]) -> tuple[tuple[Node, ...], dict[str, int], dict[int, int]]:
-        """The nodes that outputs depend on, and all inputs; the readers of an input decide its dtype.
+        """The nodes that outputs depend on, and all inputs; the readers of an input, if any, decide its dtype.
 
         Returns:
             The nodes; the outputs by name; and the new number of each node by its old number.
@@ -271,7 +272,7 @@ class ProgramReading(Visitor[ProgramValue]):
             inputs = {name: places[source] for name, source in node.inputs.items()}
             options = dict(node.options)
             if node.op == "input":
-                options["dtype"], *others = sorted(types.get(number, {"float32"}))
+                options["dtype"], *others = sorted(types.get(number, {options["dtype"]}))
                 if others:
                     self.refuse(
                         f"input {node.name!r}", Refused("is read both as ids and as numbers", _TWO_INPUTS)

@@ -154,6 +154,16 @@ def test_program_leaves_out_what_no_output_needs() -> None:
     assert kinds(read_program(plain)) == ["input", "embedding", "dense"]
 
 
+@pytest.mark.parametrize(
+    ("declared", "packed"), [("int32", "int32"), ("bool", "int32"), ("float16", "float32")]
+)
+def test_an_input_that_no_output_needs_keeps_its_kind(declared: str, packed: str) -> None:
+    x, unused = keras.Input((T, F), name="x"), keras.Input((T,), name="unused", dtype=declared)
+    model = keras.Model([x, unused], layers.LSTM(2, return_sequences=True)(x))
+    found = {node.name: node.options["dtype"] for node in read_program(model).nodes if node.op == "input"}
+    assert found == {"x": "float32", "unused": packed}
+
+
 def test_each_kernel_of_several_can_be_given_back_to_the_model() -> None:
     layer = layers.EinsumDense("btf,tfh->bth", (T, 4), bias_axes="th")
     model = chain_of(layer)
