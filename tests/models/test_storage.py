@@ -288,12 +288,30 @@ def test_load_model_with_nonsense_weights_raises_model_error(weights, saved, tmp
         load_model(path)
 
 
-def test_load_model_of_an_absurdly_large_layer_raises_model_error_before_building_it(saved, tmp_path):
-    with zipfile.ZipFile(saved) as archive:
-        config = archive.read("config.json").replace(b'"output_dim": 4', b'"output_dim": 4000000000000000')
-    path = rewritten(saved, tmp_path / "a.keras", config__json=config)
-    with pytest.raises(ModelError, match="at least 20,000,000,000,000,000 weights"):
+@pytest.mark.parametrize(
+    ("layer", "named", "forged"),
+    [
+        (layers.Embedding(5, 4), b'"output_dim": 4', b'"output_dim": 4000000000000000'),
+        # Only the input is wide, as no layer's own settings say.
+        (layers.Conv1D(2, 3), b"null, 7, 3", b"null, 7, 9000000000000000"),
+        (layers.Bidirectional(layers.LSTM(2)), b"null, 7, 3", b"null, 7, 9000000000000000"),
+    ],
+)
+def test_load_model_of_an_absurdly_large_layer_raises_model_error_before_building_it(
+    layer, named, forged, tmp_path
+):
+    ids = isinstance(layer, layers.Embedding)
+    model = keras.Sequential([keras.Input((7,), dtype="int32") if ids else keras.Input((7, 3)), layer])
+    model.save(tmp_path / "a.keras")
+    with zipfile.ZipFile(tmp_path / "a.keras") as archive:
+        config = archive.read("config.json")
+    assert named in config
+    path = rewritten(tmp_path / "a.keras", tmp_path / "b.keras", config__json=config.replace(named, forged))
+    with pytest.raises(ModelError, match=r"at least \d+,000,000,000,00\d,\d\d\d weights"):
         load_model(path)
+    # Nothing of the forged model is created later.
+    loaded, _ = load_model(tmp_path / "a.keras")
+    assert loaded.count_params() == model.count_params()
 
 
 def test_load_model_with_a_lambda_layer_raises_model_error_and_runs_nothing(tmp_path, capsys):

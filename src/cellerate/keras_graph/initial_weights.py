@@ -1,13 +1,19 @@
-"""Draws the first weights of a model in one compiled program, where drawing them one by one would compile dozens."""
+"""The first weights of a model: drawn at once, or counted without being drawn.
+
+Drawing them one by one would compile dozens of programs, and a hostile description names more of them than fit.
+"""
 
 import functools
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import keras
+from keras.src.backend.common import global_state
 
 _P = ParamSpec("_P")
+_WAITING = "uninitialized_variables"
 
 
 def at_once(build: Callable[_P, keras.Model]) -> Callable[_P, keras.Model]:
@@ -35,6 +41,26 @@ def at_once(build: Callable[_P, keras.Model]) -> Callable[_P, keras.Model]:
         return model
 
     return built
+
+
+def described_weights(config: Any) -> int:
+    """Return how many numbers the variables of a model hold, without allocating any of them.
+
+    Args:
+        config: The model as `keras.saving.serialize_keras_object` describes it.
+
+    Raises:
+        Exception: Whatever Keras, or a registered class, raises for a description that it cannot build.
+    """
+    before = list(global_state.get_global_attribute(_WAITING, []))
+    try:
+        # In such a scope, Keras creates the values of variables only at the end, and these never.
+        with keras.StatelessScope(initialize_variables=False):
+            built = keras.saving.deserialize_keras_object(config)
+            return sum(math.prod(variable.shape) for variable in built.variables)
+    finally:
+        # The next scope would create the values of all that wait.
+        global_state.set_global_attribute(_WAITING, before)
 
 
 def _draw(variables: list[Any]) -> None:

@@ -5,6 +5,7 @@ that says what to do. `keras.saving.load_model` opens the same file without Cell
 """
 
 import binascii
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,6 +26,7 @@ import cellerate
 from cellerate.errors import ConfigError, ModelError
 from cellerate.files import atomic_write, check_model_file, damaged_model
 from cellerate.keras_graph import keras2
+from cellerate.keras_graph.initial_weights import described_weights
 from cellerate.models import keras2_files
 from cellerate.models.rewrite import is_functional, same_layers
 from cellerate.settings import check_choice
@@ -161,6 +163,8 @@ def load_model(
             readable, note = keras2_files.translated(source, Path(folder))
             # Keras 3 cannot read the optimizers of Keras 2.
             compiled = compiled and readable == source
+            if source.suffix == ".keras":
+                _check_described(source, readable)
             model = keras.saving.load_model(readable, compile=compiled, safe_mode=True)
     except _FAILURES as error:
         raise _loading_failed(source, config, error) from error
@@ -205,10 +209,8 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
                 raise damaged_model(source, "it has no weights")
             config = json.loads(archive.read(_CONFIG))
             text = archive.read(_ENTRY) if _ENTRY in names else None
-            stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
         if any(node.get("class_name") in ("Lambda", "__lambda__") for node in _dictionaries(config)):
             raise _carries_code(source)
-        _check_weights(source, config, stored)
         return config, None if text is None else _decode(source, text)
     except ModelError:
         raise
@@ -228,7 +230,7 @@ def _inspect_hdf5(source: Path) -> Any:
                 f"did, call model.load_weights({source.name!r}), and save it whole: model.save('model.keras')."
             )
         config = None if described is None else json.loads(described)
-        _check_weights(source, config, stored)
+        _check_weights(source, sum(map(_fewest_weights, _dictionaries(config))), stored)
         return config
     except ModelError:
         raise
@@ -236,12 +238,29 @@ def _inspect_hdf5(source: Path) -> Any:
         raise damaged_model(source, _reason(error)) from error
 
 
-def _check_weights(source: Path, config: Any, stored: int) -> None:
-    """Refuses a file that holds `stored` bytes of weights and describes a model of far more.
+def _check_described(source: Path, readable: Path) -> None:
+    """Refuses a `.keras` file that describes a model of far more weights than it holds.
+
+    Args:
+        source: The file, for messages.
+        readable: The same in the words of Keras 3.
+    """
+    with zipfile.ZipFile(readable) as archive:
+        config = json.loads(archive.read(_CONFIG))
+        stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
+    needed = 0
+    # What cannot be counted, such as a class that reads its weights while it is built, is left to Keras.
+    with contextlib.suppress(*_FAILURES):
+        needed = described_weights(config | {"compile_config": None})
+    _check_weights(source, needed, stored)
+
+
+def _check_weights(source: Path, needed: int, stored: int) -> None:
+    """Refuses a file that describes a model of `needed` weights or more, and holds `stored` bytes of far fewer.
 
     Building a model allocates its memory before any weight is read, and JAX ends the process when memory runs out.
     """
-    if (needed := sum(map(_fewest_weights, _dictionaries(config)))) > _WEIGHTS_PER_BYTE * stored:
+    if needed > _WEIGHTS_PER_BYTE * stored:
         raise damaged_model(
             source, f"it describes at least {needed:,} weights and holds {stored:,} bytes of them"
         )
