@@ -21,6 +21,7 @@ from cellerate.data.windows.scaler import Scaler
 from cellerate.runtime.cell import write_cell
 from support.graphs import Graph, draw
 from support.packed_forecaster import OPTIONS
+from support.runtime.programs import windows
 
 CHARACTERS = "abcdefgh"
 LONGEST = 12
@@ -34,6 +35,18 @@ def text_cell(path: Path, units: int = 16, seed: int = 0) -> Path:
     ids = graph.input("ids", -1, dtype="int32")
     rows = graph.add("embedding", "rows", {"ids": ids}, {"embeddings": draw(len(CHARACTERS), 5, seed=seed)})
     head = graph.dense(graph.lstm(rows, "lstm", 5, units), "logits", units, len(CHARACTERS))
+    tokenizer = CharacterTokenizer(CHARACTERS).to_config()
+    return _written(path, graph.program(logits=head), "text", {"tokenizer": tokenizer})
+
+
+def convolved_cell(path: Path) -> Path:
+    """A text model of eight characters with a causal convolution."""
+    graph = Graph()
+    ids = graph.input("ids", -1, dtype="int32")
+    rows = graph.add("embedding", "rows", {"ids": ids}, {"embeddings": draw(len(CHARACTERS), 5)})
+    gathered = windows(graph, "windows", rows, 3, "causal", features=5)
+    conv = graph.dense(gathered, "conv", 15, 6, "relu")
+    head = graph.dense(graph.lstm(conv, "lstm", 6, 16), "logits", 16, len(CHARACTERS))
     tokenizer = CharacterTokenizer(CHARACTERS).to_config()
     return _written(path, graph.program(logits=head), "text", {"tokenizer": tokenizer})
 

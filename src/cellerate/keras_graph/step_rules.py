@@ -160,6 +160,7 @@ def _has_recurrent(layer: keras.Layer) -> bool:
 
 def _mixes(layer: keras.Layer) -> str:
     return (
-        f"layer {layer.name!r} ({type(layer).__name__}) mixes time steps, so the model cannot be run step by "
-        "step. Only recurrent layers may look back; all others must treat each time step alike."
+        f"layer {layer.name!r} ({type(layer).__name__}) mixes time steps, so Keras cannot run the model step "
+        "by step: only recurrent layers may look back, and all others must treat each time step alike. The native "
+        "engine also steps a Conv1D with padding='causal' and strides=1."
     )

@@ -16,7 +16,7 @@ from cellerate.kernels.decoder.arguments import check_whole
 from cellerate.kernels.program.cpu import PreparedRun
 from cellerate.runtime.cell_format import FLOAT32, read_container, write_container
 from cellerate.runtime.program import Engine, Stepping, by_name, checked_out
-from cellerate.runtime.text import chosen_rows, distinct_rows
+from cellerate.runtime.rows import chosen_rows, distinct_rows
 
 _FORMAT = "streams"
 

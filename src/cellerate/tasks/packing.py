@@ -16,7 +16,7 @@ from cellerate.program import Program
 from cellerate.runtime.cell import Cell, check_packed, narrowed, write_cell
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.signing import private_key, sign
-from cellerate.runtime.text import chain_of, widths
+from cellerate.runtime.text import id_counts
 
 
 def pack(
@@ -108,7 +108,7 @@ def _with_vocabulary(program: Program, record: TaskRecord | None, vocabulary: Vo
     """Make the record of a text model that has none."""
     if record is not None:
         raise ConfigError(HAS_OWN_VOCABULARY)
-    ids, logits = widths(chain_of(program))
+    ids, logits = id_counts(program)
     tokenizer = open_vocabulary(vocabulary, logits)
     if ids != logits:
         raise ModelError(

@@ -101,3 +101,13 @@ def stateful():
 
 def tied():
     return build_text_model(V, embedding=9, units=9, tie_weights=True)
+
+
+def convolved(kernel_size=3, dilation_rate=1, *, one_hot=False, sequences=True, **options):
+    """A causal convolution before an LSTM."""
+    options = {"padding": "causal", "activation": "relu"} | options
+    layers = [
+        keras.layers.Conv1D(7, kernel_size, dilation_rate=dilation_rate, **options),
+        keras.layers.LSTM(9, return_sequences=sequences),
+    ]
+    return filled(of_vectors(*layers) if one_hot else chain(*layers), 2)

@@ -202,9 +202,10 @@ def test_samples_while_training_go_on_from_a_prompt_and_a_model_without_them_is_
     with pytest.raises(ConfigError, match="sample_every must be a whole number"):
         fit(tmp_path, sample_every=0, output="b.keras")
     ids = keras.Input((None,), dtype="int32")
-    gru = keras.layers.GRU(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
-    with pytest.raises(ConfigError, match="sample_every needs a model that the native engine can run"):
-        fit(tmp_path, model=keras.Model(ids, keras.layers.Dense(V)(gru)), sample_every=5, output="b.keras")
+    x = keras.layers.Embedding(V, 4)(ids)
+    model = keras.Model(ids, keras.layers.Dense(V)(keras.layers.Attention()([x, x], use_causal_mask=True)))
+    with pytest.raises(ConfigError, match="sample_every needs a model that can be run a step at a time"):
+        fit(tmp_path, model=model, sample_every=5, output="b.keras")
     assert not (tmp_path / "b.keras").exists()
 
 
@@ -239,10 +240,11 @@ def test_each_epoch_leaves_a_sample_that_the_model_draws(tmp_path):
     assert first["given"] == second["given"] == given
     assert len(first["made"]) == len(second["made"]) == 200
     assert second["made"] == generate(tmp_path / "m.keras", given, max_tokens=200, temperature=0.8, seed=1)
-    # A model that the native engine cannot step has none, and trains.
+    # A model that cannot be run a step at a time has none, and trains.
     ids = keras.Input((None,), dtype="int32")
-    gru = keras.layers.GRU(4, return_sequences=True)(keras.layers.Embedding(V, 4)(ids))
-    run = fit(tmp_path, model=keras.Model(ids, keras.layers.Dense(V)(gru)), output="gru.keras")
+    x = keras.layers.Embedding(V, 4)(ids)
+    model = keras.Model(ids, keras.layers.Dense(V)(keras.layers.Attention()([x, x], use_causal_mask=True)))
+    run = fit(tmp_path, model=model, output="attention.keras")
     assert samples(run) == []
 
 

@@ -17,7 +17,6 @@ from support.runs.text_models import (
     TOKENIZER,
     V,
     filled,
-    gru,
     made,
     one_hot,
     one_hot_to_last,
@@ -121,8 +120,6 @@ def test_wrong_vocabulary_is_one_error_before_anything_is_written(tmp_path):
         generate(model, "a", vocabulary=tmp_path / "book.txt")
     with pytest.raises(ModelError, match=message):
         cellerate.pack(model, tmp_path / "m.cell", vocabulary=tmp_path / "book.txt")
-    with pytest.raises(ModelError, match="GRU"):
-        cellerate.pack(gru(), tmp_path / "m.cell", vocabulary=IN_ORDER)
     with pytest.raises(ConfigError, match="has its own: leave it out"):
         cellerate.pack(model, tmp_path / "m.cell", record=RECORD, vocabulary=IN_ORDER)
     assert not (tmp_path / "m.cell").exists()

@@ -59,7 +59,8 @@ class Steps(abc.ABC):
         precision: How its weights are kept.
         vocabulary_size: V; ids are in [0, V).
         outputs: The number of logits.
-        state_size: S, the width of a state: h and c of each LSTM, one after another, float32.
+        state_size: S, the width of a state: h and c of each LSTM, one after another, float32; what another layer
+            remembers lies between them in the order of the layers.
         rows_at_once: The number of sequences worth computing side by side.
         most_drawn: The number of ids of a sequence worth drawing in one call.
     """
@@ -202,10 +203,7 @@ class Steps(abc.ABC):
         state = self._state(state, len(requests))
         following = float_array("logits", logits, (len(requests), self.outputs)).copy()
         rows = [self._row(request) for request in requests]
-        if not np.isfinite(state).all():
-            raise ConfigError(
-                "state holds a NaN or an infinity; expected finite numbers, such as those of initial_state() or read()."
-            )
+        self._check_finite(state)
         width = max((request.count for request in requests), default=0)
         ids = np.empty((len(requests), width), np.int32)
         log_probabilities = np.empty(ids.shape, np.float32)
@@ -267,6 +265,12 @@ class Steps(abc.ABC):
 
     def _state(self, state: np.ndarray, batch: int | None = None) -> np.ndarray:
         return float_array("state", state, (batch, self.state_size))
+
+    def _check_finite(self, state: np.ndarray) -> None:
+        if not np.isfinite(state).all():
+            raise ConfigError(
+                "state holds a NaN or an infinity; expected finite numbers, such as those of initial_state() or read()."
+            )
 
     def _check_logits_are_ids(self) -> None:
         if self.outputs != self.vocabulary_size:

@@ -1,7 +1,8 @@
 """Finding a next-token chain in a packed model: ids in, one layer after another, logits out.
 
-The native core runs such a chain one time step at a time. Any other program is refused here, with the reason. A model
-of one-hot vectors as wide as its logits is such a chain, too: a product with a one-hot vector is a row of the kernel.
+The native core draws from such a chain in one call, and a GPU runs nothing else. Any other program is refused here,
+with the reason; `program_steps` runs it on the CPU if its layers only look back. A model of one-hot vectors as wide as
+its logits is such a chain, too: a product with a one-hot vector is a row of the kernel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,7 @@ import numpy as np
 from cellerate.errors import ModelError
 from cellerate.program import Node, Program
 
-# Recurrent layers that run over whole sequences only.
-_WITHOUT_STEPS = {"gru": "a GRU", "simple_rnn": "a SimpleRNN", "windows": "a convolution over time"}
+_IN_WORDS = {"gru": "a GRU", "simple_rnn": "a SimpleRNN", "windows": "a convolution over time"}
 # The operations that may stand between the embedding and the logits.
 _LINKS = {"lstm", "layer_norm", "affine", "dense", "unembedding", "activation"}
 
@@ -38,21 +38,21 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
         ModelError: The program is not such a chain; the message says why.
     """
     if len(program.inputs) != 1 or len(program.outputs) != 1:
-        raise _refusal(
+        raise refusal(
             f"it has {len(program.inputs)} inputs and {len(program.outputs)} outputs, a next-token model one of each"
         )
     nodes, number = _nodes(program)
     one_hot = program.nodes[number].options["dtype"] == "float32"
     if not one_hot and (not nodes or nodes[0].op != "embedding"):
-        raise _refusal("it does not start with an Embedding of ids")
+        raise refusal("it does not start with an Embedding of ids")
     if any(node.op == "embedding" for node in nodes[1:]):
-        raise _refusal("an Embedding reads what a layer computes")
+        raise refusal("an Embedding reads what a layer computes")
     masks_zero = _masks_zero(program, nodes, number)
     # A linear activation only casts: `models.text` ends with one.
     nodes = [n for n in nodes if (n.op, n.options.get("activation")) != ("activation", "linear")]
     chain = [link for place, node in enumerate(nodes) for link in _links(node, last=place == len(nodes) - 1)]
     if not any(link["op"] == "lstm" for link in chain):
-        raise _refusal("it has no LSTM, so there is nothing to step")
+        raise refusal("it has no LSTM, so there is nothing to step")
     if one_hot:
         chain = _looked_up(chain, program.nodes[number].options["shape"])
     _check_shared(chain)
@@ -77,7 +77,7 @@ def _nodes(program: Program) -> tuple[list[Node], int]:
         skipped = node.op == "masked" and _counts_all(program, node, node.inputs["x"])
         if node.inputs.keys() - {"mask"} != {name} or not (skipped or node.op in _LINKS | {"embedding"}):
             reads = f", which reads {' and '.join(node.inputs)}" if len(node.inputs) > 1 else ""
-            raise _refusal(f"{node.name} is {_WITHOUT_STEPS.get(node.op, node.op)}{reads}")
+            raise refusal(f"{node.name} is {in_words(node)}{reads}")
         if not skipped:
             nodes.insert(0, node)
         number = node.inputs[name]
@@ -103,12 +103,12 @@ def _looked_up(chain: list[dict[str, Any]], shape: Any) -> list[dict[str, Any]]:
     first, *others = chain
     _, width = widths(chain)
     if len(shape) != 3 or shape[2] != width or width < 2:
-        raise _refusal(
+        raise refusal(
             f"it does not start with an Embedding of ids, and its input of the shape {shape} has no one-hot vectors as "
             f"wide as its {width} outputs"
         )
     if first["op"] not in ("lstm", "dense") or len(first["kernel"]) != width:
-        raise _refusal(
+        raise refusal(
             f"the first to read its one-hot vectors is {first['op']}, not an LSTM or a Dense of {width} inputs"
         )
     kernel = first["kernel"]
@@ -127,7 +127,7 @@ def _check_shared(chain: list[dict[str, Any]]) -> None:
     arrays = [value for link in chain for value in link.values() if isinstance(value, np.ndarray)]
     kept = sum({id(array): array.nbytes for array in arrays}.values())
     if sum(array.nbytes for array in arrays) > _MOST_TIMES * kept + _MOST_SHARED_BYTES:
-        raise _refusal(f"its {len(chain)} layers share their weights, and each needs its own here")
+        raise refusal(f"its {len(chain)} layers share their weights, and each needs its own here")
 
 
 def _masks_zero(program: Program, nodes: list[Node], ids: int) -> bool:
@@ -137,11 +137,11 @@ def _masks_zero(program: Program, nodes: list[Node], ids: int) -> bool:
     for node in masked:
         mask = program.nodes[node.inputs["mask"]]
         if mask.op != "ids_mask" or mask.inputs["ids"] != ids:
-            raise _refusal(f"{node.name} is masked by something else than its ids being 0")
+            raise refusal(f"{node.name} is masked by something else than its ids being 0")
         if node.options["masked_output"] == "zero":
-            raise _refusal(f"{node.name} gives zeros at masked steps")
+            raise refusal(f"{node.name} gives zeros at masked steps")
     if masked and len(masked) < len(lstms):
-        raise _refusal(f"{masked[0].name} is masked and another LSTM is not")
+        raise refusal(f"{masked[0].name} is masked and another LSTM is not")
     return bool(masked)
 
 
@@ -153,7 +153,7 @@ def _links(node: Node, *, last: bool) -> list[dict[str, Any]]:
             return [{"op": "embedding", **arrays}]
         case "lstm":
             if options["go_backwards"]:
-                raise _refusal(f"{node.name} walks backwards, from a future that is not written yet")
+                raise refusal(f"{node.name} walks backwards, from a future that is not written yet")
             names = ("activation", "recurrent_activation")
             return [{"op": "lstm", "bias": None, **arrays, **{name: options[name] for name in names}}]
         case "layer_norm":
@@ -164,7 +164,7 @@ def _links(node: Node, *, last: bool) -> list[dict[str, Any]]:
             return [{"op": "affine", **arrays}]
         case "unembedding":
             if options["soft_cap"] is not None:
-                raise _refusal(f"{node.name} caps its logits")
+                raise refusal(f"{node.name} caps its logits")
             kernel = np.ascontiguousarray(arrays["embeddings"].T)
             return [{"op": "dense", "kernel": kernel, "bias": None, "activation": "linear"}]
     activation = options["activation"]
@@ -172,15 +172,20 @@ def _links(node: Node, *, last: bool) -> list[dict[str, Any]]:
         activation = "linear"
     if node.op == "dense":
         if activation in ("softmax", "log_softmax"):
-            raise _refusal(f"{node.name} is a softmax that is not the end")
+            raise refusal(f"{node.name} is a softmax that is not the end")
         return [{"op": "dense", "bias": None, **arrays, "activation": activation}]
     if activation != "linear":
-        raise _refusal(f"{node.name} is an activation layer, {activation}, that is not the end")
+        raise refusal(f"{node.name} is an activation layer, {activation}, that is not the end")
     return []
 
 
-def _refusal(reason: str) -> ModelError:
+def in_words(node: Node) -> str:
+    """The operation of a node, for messages."""
+    return _IN_WORDS.get(node.op, node.op)
+
+
+def refusal(reason: str) -> ModelError:
+    """The error for a model that cannot be run a step at a time."""
     return ModelError(
-        f"this model cannot be run a step at a time on the native core: {reason}. It can still `predict` whole "
-        "sequences."
+        f"this model cannot be run a step at a time: {reason}. It can still `predict` whole sequences."
     )

@@ -4,13 +4,13 @@ The rest of the runtime works with a step model and does not know where it compu
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
-from cellerate.errors import ConfigError
+from cellerate.errors import ConfigError, ModelError
 from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.cpu import StepModel
-from cellerate.messages import argument
+from cellerate.messages import argument, marked
+from cellerate.program import Program
+from cellerate.runtime.text.decoder_chain import chain_of
 
 _GPU = re.compile(r"cuda(?::(\d{1,4}))?")
 
@@ -47,19 +47,30 @@ def check_implementation(implementation: str, device: str) -> None:
         )
 
 
-def step_model(chain: Sequence[Mapping[str, Any]], precision: str, device: str) -> Steps:
+def step_model(program: Program, precision: str, device: str) -> Steps:
     """The model one time step at a time, with its weights packed for the device.
 
     Args:
-        chain: As `StepModel` takes it.
+        program: What the model computes. A GPU runs a chain (`decoder_chain`) only.
         precision: The file's: "float32", or "bfloat16", "int8" and "int4", which a GPU computes in bfloat16.
         device: "cpu", "cuda" or "cuda:N".
 
     Raises:
-        ModelError: The device does not run such a chain.
+        ModelError: The device does not run such a program; the message says why.
         BackendError: The device cannot be used.
     """
     number = _gpu(device)
+    try:
+        chain = chain_of(program)
+    except ModelError as error:
+        if number is not None:
+            raise ModelError(
+                f"{marked(error)} A GPU runs only stacks of LSTMs; a CPU may run this model."
+            ) from None
+        # Imported only now: most models are chains.
+        from cellerate.runtime.text.program_steps import ProgramSteps
+
+        return ProgramSteps(program, precision)
     if number is None:
         return StepModel(chain, precision=precision)
     from cellerate.kernels.decoder.cuda.model import CudaStepModel

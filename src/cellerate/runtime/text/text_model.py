@@ -17,7 +17,6 @@ from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.messages import argument
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.text.completion import Completion, complete, stream
-from cellerate.runtime.text.decoder_chain import chain_of
 from cellerate.runtime.text.device import check_device, step_model
 from cellerate.runtime.text.sampling import sampling_rules
 from cellerate.runtime.text.scoring import CONTEXT, Score, score_ids
@@ -94,11 +93,11 @@ class NextTokenModel:
         Its weights are packed, and its products computed, in the precision of the file.
 
         Raises:
-            ModelError: The model is not a next-token chain, or not one that the device runs; the message says why.
+            ModelError: The model is not a next-token model, or not one that the device runs; the message says why.
             BackendError: The native core is not installed, or the GPU cannot be used.
         """
         self._check_task()
-        return step_model(chain_of(self.cell.program), self.precision, self.device)
+        return step_model(self.cell.program, self.precision, self.device)
 
     def stepper(self, batch_size: int = 1) -> Stepper:
         """The model as an object with its state, which you can step, clone, save, split and join.
@@ -107,7 +106,7 @@ class NextTokenModel:
             batch_size: How many sequences it starts with.
 
         Raises:
-            ModelError: The model is not a next-token chain; the message says why.
+            ModelError: The model is not a next-token model whose layers only look back; the message says why.
         """
         return Stepper(self.steps, batch_size, fingerprint=self.fingerprint)
 

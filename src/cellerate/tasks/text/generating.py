@@ -15,7 +15,7 @@ from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.messages import argument
 from cellerate.program import PRECISIONS
 from cellerate.runtime.packed import PackedModel
-from cellerate.runtime.text import generate_ids, pieces
+from cellerate.runtime.text import ProgramSteps, generate_ids, pieces
 from cellerate.settings import check_choice
 from cellerate.tasks.packing import packed
 from cellerate.tasks.text.train import TextModel
@@ -43,9 +43,9 @@ def generate_text(
         implementation: What computes the logits. "cellerate-cpu": the native engine; the model is packed in memory,
             which takes milliseconds; if it cannot be, an error says why. "cellerate-cuda": the same on an NVIDIA
             GPU. "keras": Keras's own layers, compiled, one step at a time. "auto": the native engine, or Keras if
-            the native core is not installed or cannot run the model. The core runs a chain of an Embedding (or
-            one-hot vectors as wide as the output), LSTMs and the layers it knows between them and the logits; it
-            does not run branches, other recurrent layers or custom layers.
+            the native core is not installed or cannot run the model. The core runs an Embedding (or one-hot vectors
+            as wide as the output), LSTMs, causal convolutions and the layers it knows between them and the logits; it
+            does not run other recurrent layers or custom layers.
         precision: The precision in which the engine keeps and multiplies matrices: "float32", "bfloat16", "int8" or
             "int4". Any but "float32" requires the engine.
 
@@ -87,12 +87,14 @@ def _packed(model: TextModel, precision: str, device: str, *, demanded: bool) ->
     """The model on the native engine or a GPU; None if it cannot run there and that is not `demanded`."""
     try:
         engine = packed(model.model, precision=precision, device=device)
-        predicted = engine.steps.outputs
+        steps = engine.steps
+        if isinstance(steps, ProgramSteps):
+            steps.check_core()
     except (BackendError, ModelError):
         if demanded:
             raise
         return None
-    _check_vocabulary(predicted, model.tokenizer)
+    _check_vocabulary(steps.outputs, model.tokenizer)
     # The tokenizer object itself, because rebuilding a large one from a record takes tenths of a second.
     engine.tokenizer = model.tokenizer
     return engine

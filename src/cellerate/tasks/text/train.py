@@ -227,7 +227,7 @@ class TextTask(Task[TextRun]):
         sample = _sampler(self._model, tokenizer, begin, self._prompt)
         if sample is None and self.run.sample_every is not None:
             raise ConfigError(
-                f"{argument('sample_every')} needs a model that the native engine can run: leave it out for this one."
+                f"{argument('sample_every')} needs a model that can be run a step at a time: leave it out for this one."
             )
         self._on_ready(TextModel(self._model, tokenizer, self._payload))
         self._ignorant = math.log(tokenizer.vocabulary_size)
@@ -385,7 +385,7 @@ def _sampler(
 ) -> Callable[[keras.Model], Sample] | None:
     """The function that continues a prompt, else the beginning of some ids.
 
-    None if the native engine does not run the model.
+    None if the model cannot be run a step at a time.
     """
     if prompt is not None:
         # Raises if the prompt has a character that the model will never see.
