@@ -170,10 +170,17 @@ def test_sequence_that_never_began_is_an_error(client):
     with pytest.raises(InferenceServerException, match="there is no session '9'"):
         client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9)
     client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9, sequence_start=True)
-    with pytest.raises(InferenceServerException, match="there is a session '9' already"):
-        client.infer("plain", [tensor(draw(1, 2, 3))], sequence_id=9, sequence_start=True)
     with pytest.raises(InferenceServerException, match="takes one row"):
         client.infer("plain", [tensor(draw(2, 2, 3))], sequence_id=9)
+
+
+def test_start_of_an_open_sequence_starts_it_over(client, files):
+    x = draw(1, 9, 3)
+    right = load(files[0]).predict(x)["each"]
+    for first in (x[:, 3:8], x[:, :4], x[:, :2]):
+        client.infer("plain", [tensor(first)], sequence_id=11, sequence_start=True)
+    got = client.infer("plain", [tensor(x[:, 2:])], sequence_id=11)
+    np.testing.assert_array_equal(got.as_numpy("each"), right[:, 2:])
 
 
 def body(**changes: Any) -> dict[str, Any]:

@@ -108,6 +108,15 @@ def test_push_to_a_missing_session_or_begin_of_an_open_one_fails_at_once() -> No
         finished(LongPush(sessions, Push("a", steps(LONG), begin=True)))
 
 
+def test_long_push_that_restarts_its_session_begins_from_the_initial_state() -> None:
+    sessions, fresh = opened(Sessions(model()), "a"), Sessions(model())
+    sessions.push([Push("a", steps(3, seed=1))])
+    finished(LongPush(sessions, Push("a", steps(LONG), begin=True, restart=True)))
+    finished(LongPush(fresh, Push("a", steps(LONG), begin=True)))
+    assert np.array_equal(sessions.state("a"), fresh.state("a"))
+    assert len(sessions) == 1
+
+
 def test_push_that_takes_too_long_changes_nothing() -> None:
     sessions = opened(Sessions(model()), "a")
     before = sessions.state("a")

@@ -12,7 +12,7 @@ import pytest
 
 from cellerate.errors import ConfigError, DataError
 from cellerate.runtime.cell import write_cell
-from cellerate.serving.sessions.pushes import MissingSessionError, Push
+from cellerate.serving.sessions.pushes import ExistingSessionError, MissingSessionError, Push
 from cellerate.serving.sessions.sessions import Sessions
 from support.graphs import draw
 from support.serving.session_models import F, model, opened, steps
@@ -223,3 +223,31 @@ def test_killed_process_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
     for n, result in enumerate(results):
         right = one.predict(np.full((1, 4, 3), n, np.float32))[0]
         assert y_of(result).tobytes() == right[3:].tobytes()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_session_that_restarts_forgets_its_steps_and_keeps_them_if_the_push_fails(
+    tmp_path: Path, on_disk: bool
+) -> None:
+    one, x = model(), draw(9, F)
+    right = one.predict(x[np.newaxis])[0]
+    sessions = Sessions(one, tmp_path / "s.db" if on_disk else None, most_in_memory=1 if on_disk else 9)
+
+    def push(name: str, rows: np.ndarray, **options: Any) -> Any:
+        return sessions.push([Push(name, {"x": rows}, **options)])[0]
+
+    again = {"begin": True, "restart": True}
+    assert y_of(push("a", x[:4], **again)).tobytes() == right[:4].tobytes()
+    y_of(push("other", x, begin=True))  # "a" leaves for the disk
+    assert y_of(push("a", x[:2], **again)).tobytes() == right[:2].tobytes()
+    assert isinstance(push("a", draw(3, F + 1), **again), DataError)
+    assert y_of(push("a", x[2:5])).tobytes() == right[2:5].tobytes()
+    assert isinstance(push("a", x[:2], begin=True), ExistingSessionError)
+    assert y_of(push("a", x[:6], **again, end=True)).tobytes() == right[:6].tobytes()
+    assert isinstance(push("a", x[6:]), MissingSessionError)
+    assert len(sessions) == 1
+    if on_disk:
+        y_of(push("b", x[:3], begin=True))
+        sessions.disk.shut()
+        reopened = Sessions(one, tmp_path / "s.db")
+        assert y_of(reopened.push([Push("b", {"x": x[3:]})])[0]).tobytes() == right[3:].tobytes()

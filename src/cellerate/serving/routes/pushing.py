@@ -52,13 +52,14 @@ async def push_one(
     *,
     begin: bool = False,
     end: bool = False,
+    restart: bool = False,
 ) -> dict[str, np.ndarray]:
     """Pushes to one session.
 
     Raises:
         CellerateError: What went wrong.
     """
-    (result,) = await push_all(served, metrics, limits, [Push(name, inputs, begin, end)])
+    (result,) = await push_all(served, metrics, limits, [Push(name, inputs, begin, end, restart)])
     if isinstance(result, Exception):
         raise result
     return result

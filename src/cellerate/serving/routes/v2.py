@@ -219,6 +219,8 @@ async def _pushed(
         {name: array[0] for name, array in tensors.items()},
         begin=asked.flag("sequence_start"),
         end=asked.flag("sequence_end"),
+        # As Triton does: a client that lost its connection, or crashed, could not begin its sequence again otherwise.
+        restart=True,
     )
     return {name: array[np.newaxis] for name, array in found.items()}
 

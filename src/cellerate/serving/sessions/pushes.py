@@ -52,12 +52,14 @@ class Push(NamedTuple):
         inputs: The array of each input by its name, (k, F) numbers or (k,) ids: the next k steps.
         begin: True if the session begins with this push.
         end: True if the session ends with this push.
+        restart: If it begins, True starts a session over that exists already, where False is an error.
     """
 
     name: str
     inputs: Mapping[str, np.ndarray]
     begin: bool = False
     end: bool = False
+    restart: bool = False
 
 
 def steps_in(push: Push) -> int:

@@ -5,6 +5,7 @@ session never restarts by itself. An error concerns only its own session, and a 
 unchanged.
 """
 
+import contextlib
 import logging
 import math
 import threading
@@ -22,6 +23,7 @@ from cellerate.serving.sessions.pushes import (
     DamagedStateError,
     Endings,
     ExistingSessionError,
+    MissingSessionError,
     Push,
     ReplacedModelError,
     StorageError,
@@ -176,7 +178,7 @@ class Sessions:
             if not push.begin:
                 self._bring([push.name])
                 state = self._streams.states_of(self._memory.rows([push.name]))[0]
-            elif self._is_there(push.name):
+            elif not push.restart and self._is_there(push.name):
                 raise self._exists(push.name)
             else:
                 state = self._streams.initial_state
@@ -197,11 +199,9 @@ class Sessions:
         """
         with self._lock:
             state = self._streams.states_of([row])
-            if push.begin:
+            if push.begin and not (push.restart and self._is_there(push.name)):
                 self.open(push.name)
-            self._bring([push.name])
-            self._streams.set_states(self._memory.rows([push.name]), state)
-            self._memory.use([push.name])
+            self._set(push.name, state)
             if push.end:
                 self._end([push.name])
 
@@ -249,9 +249,7 @@ class Sessions:
             self.disk.check()
             self.end_unused()
             if self._is_there(name):
-                self._bring([name])
-                self._streams.set_states(self._memory.rows([name]), state[np.newaxis])
-                self._memory.use([name])
+                self._set(name, state[np.newaxis])
             else:
                 self._begin(name, state[np.newaxis])
 
@@ -307,31 +305,61 @@ class Sessions:
         self._memory.use(names)
         return [{name: array[n] for name, array in outputs.items()} for n in range(len(pushes))]
 
-    def _begin_some(self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any]) -> set[int]:
-        """Open the sessions that begin with their push, and record the errors of those that cannot begin."""
-        opened = set()
+    def _begin_some(
+        self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any]
+    ) -> dict[int, np.ndarray | None]:
+        """Open the sessions that begin with their push, and record the errors of those that cannot begin.
+
+        Returns:
+            The number of each push that began a session → the state that the session had before, None for a new one.
+        """
+        opened: dict[int, np.ndarray | None] = {}
         for number in turn:
             if pushes[number].begin:
                 try:
-                    self.open(pushes[number].name)
-                    opened.add(number)
+                    opened[number] = self._open_anew(pushes[number])
                 except Exception as error:  # as in `_read`
                     results[number] = error
         return opened
 
     def _end_some(
-        self, pushes: Sequence[Push], turn: Sequence[int], results: list[Any], opened: set[int]
+        self,
+        pushes: Sequence[Push],
+        turn: Sequence[int],
+        results: list[Any],
+        opened: Mapping[int, np.ndarray | None],
     ) -> None:
         """Close the sessions that end with their push, and those whose first push failed."""
         ending = []
         for number in turn:
             failed = isinstance(results[number], Exception)
             if number in opened if failed else pushes[number].end:
-                name = pushes[number].name
+                name, before = pushes[number].name, opened.get(number)
                 # The session was there; without a disk it may have had to leave since.
-                if name in self._memory.places or self._memory.store is not None:
+                if name not in self._memory.places and self._memory.store is None:
+                    continue
+                if failed and before is not None:
+                    self._set(name, before)
+                else:
                     ending.append(name)
         self._end(ending)
+
+    def _open_anew(self, push: Push) -> np.ndarray | None:
+        """Open the session of a push, or start it over; return the state that it had, (1, S), None for a new one."""
+        if push.restart and self._is_there(push.name):
+            self.disk.check()
+            with contextlib.suppress(MissingSessionError):  # its state was damaged, so it has ended
+                before = self.state(push.name)[np.newaxis]
+                self._set(push.name, self._streams.initial_state[np.newaxis])
+                return before
+        self.open(push.name)
+        return None
+
+    def _set(self, name: str, state: np.ndarray) -> None:
+        """Give a session another state, (1, S)."""
+        self._bring([name])
+        self._streams.set_states(self._memory.rows([name]), state)
+        self._memory.use([name])
 
     def _begin(self, name: str, states: np.ndarray) -> None:
         if self._replaced:
