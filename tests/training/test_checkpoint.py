@@ -84,6 +84,14 @@ def test_load_checkpoint_truncated_anywhere_is_a_checkpoint_error(tmp_path):
             load_checkpoint(path)
 
 
+@pytest.mark.parametrize("size, why", [(0, "empty"), (5, "shorter than its header says")])
+def test_load_checkpoint_cut_before_its_header_says_why(tmp_path, size, why):
+    path = tmp_path / "c.safetensors"
+    path.write_bytes(bytes(size))
+    with pytest.raises(CheckpointError, match=f"damaged: it is {why}"):
+        load_checkpoint(path)
+
+
 def test_check_identity_names_every_difference():
     check_identity({"a": [1, 2]}, {"a": (1, 2)})
     with pytest.raises(CheckpointError, match=r"a was 1, now 2; b was 'x', now None\. Resume with"):

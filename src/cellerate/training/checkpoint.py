@@ -137,7 +137,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, arrays: bool = True) -> Che
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}.") from error
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
@@ -206,9 +206,11 @@ def _verified_header(path: Path) -> dict[str, str]:
     if path.exists() and not path.is_file():
         raise CheckpointError(f"the checkpoint {path} is not a regular file.")
     with path.open("rb") as file:
-        begin = _data_begin(file.read(8))
-        if begin > path.stat().st_size:
-            raise CheckpointError(f"the checkpoint {path} is damaged: it is shorter than its header says.")
+        length, size = file.read(8), path.stat().st_size
+        begin = _data_begin(length) if len(length) == 8 else size + 1
+        if begin > size:
+            why = "it is shorter than its header says" if size else "it is empty"
+            raise CheckpointError(f"the checkpoint {path} is damaged: {why}.")
         file.seek(0)
         head = bytearray(file.read(begin))
         header: dict[str, str] = json.loads(head[8:])["__metadata__"]
