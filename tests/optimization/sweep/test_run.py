@@ -85,7 +85,9 @@ def test_batches_that_the_data_cannot_fill_are_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweeps.MadeUpProcess, "ask", ask)
     record = run_made_up(tmp_path, SETTINGS, batch_size="64,4096")
-    assert record.points[1].reason == "the data fill a batch of 100 at most"
+    assert record.points[1].reason == (
+        "the data fill a batch of 100 at most, not of 4,096: give a smaller batch_size, or more data."
+    )
 
 
 def test_points_run_in_small_heats_that_each_include_the_control(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 from cellerate import errors
 from cellerate.errors import CellerateError
 from cellerate.measure import Timing, as_timing
+from cellerate.messages import argument
 from cellerate.optimization.probe_client import MeasuringProcess, ProbeError
 from cellerate.optimization.sweep.devices import environment_of
 from cellerate.optimization.sweep.plan import Base, Point, settings_of_point
@@ -91,7 +92,10 @@ class RunningPoint:
             return self._begin(patience_s)
         if about["batch_size"] != self._asked_rows:
             raise ProbeError(
-                f"the data fill a batch of {about['batch_size']:,} at most", memory=False, kind="DataError"
+                f"the data fill a batch of {about['batch_size']:,} at most, not of {self._asked_rows:,}: give a "
+                f"smaller {argument('batch_size')}, or more data.",
+                memory=False,
+                kind="DataError",
             )
         self.step_s = about["step_s"]
         record.batch_size, record.items = about["batch_size"], about["items"]
