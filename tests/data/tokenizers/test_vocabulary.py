@@ -98,7 +98,8 @@ def test_what_is_no_vocabulary_of_the_model_is_refused(
         ("v.json", b"\xff", "is not JSON"),
         ("v.json", b"3", "holds a int: expected a list"),
         ("book.txt", b"", "is empty"),
-        ("book.txt", b"\xff\xfe\xfd", "is not UTF-8"),
+        ("book.txt", b"ab\xff", "is not UTF-8: convert it, or give a list"),
+        ("book.txt", b"\xff\xfe\xfd", "is not UTF-8: convert it, or give a list"),
     ],
 )
 def test_file_without_a_vocabulary_is_refused(

@@ -76,9 +76,17 @@ def _from_text(path: Path, size: int) -> Tokenizer:
     """The vocabulary of a text, in lower case if only that has the size."""
     distinct: set[str] = set()
     lower: set[str] = set()
-    for text in read_text(path):
-        distinct.update(text)
-        lower.update(text.lower())
+    try:
+        for text in read_text(path):
+            distinct.update(text)
+            lower.update(text.lower())
+    except DataError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        # The arguments that the error names are of the training, where they say how a text is read.
+        raise DataError(
+            f"{path} is not UTF-8: convert it, or give a list of its characters in the order of their ids."
+        ) from error
     if not distinct:
         raise DataError(f"{path} is empty: expected the text that the model was trained on.")
     if len(distinct) != size == len(lower):
