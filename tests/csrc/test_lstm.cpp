@@ -141,58 +141,72 @@ struct Shape {
 const Shape kShapes[] = {{1, 1, 5, 9},    {1, 2, 3, 20},   {3, 5, 7, 10},
                          {2, 9, 40, 100}, {17, 4, 33, 65}, {37, 3, 16, 64}};
 
-// Runs a variant on the target in use and compares all results.
-void compare(const Variant& variant, const Shape& shape, Storage storage, const std::string& where) {
-  std::mt19937 random(static_cast<unsigned>(shape.B * 1000 + shape.H));
-  std::normal_distribution<double> normal;
-  const auto draw = [&](long count, double scale) {
-    // Values that both storage types hold exactly.
-    Vector all(static_cast<size_t>(count));
-    for (double& value : all) value = from_bf16(to_bf16(static_cast<float>(normal(random) * scale)));
-    return all;
-  };
-  const auto [B, T, D, H] = shape;
-  const long V = 11;
+// A variant of one shape: its inputs, and the results written out in double precision.
+struct Problem {
+  static constexpr long V = 11;
+  const Variant& variant;
+  const Shape& shape;
   naive::Case in;
-  in.sizes.batch = B;
-  in.sizes.steps = T;
-  in.sizes.inputs = D;
-  in.sizes.units = H;
-  in.sizes.activation = variant.activation;
-  in.sizes.recurrent_activation = variant.recurrent_activation;
-  in.sizes.masked_output = variant.masked_output;
-  in.sizes.go_backwards = variant.backwards;
-  in.sizes.return_sequences = variant.sequences;
-  in.kernel = draw(D * 4 * H, variant.scale / std::sqrt(static_cast<double>(D)));
-  in.recurrent_kernel = draw(H * 4 * H, 0.7 * variant.scale / std::sqrt(static_cast<double>(H)));
-  if (variant.bias) in.bias = draw(4 * H, 0.5);
-  if (variant.states) {
-    in.h0 = draw(B * H, 0.5);
-    in.c0 = draw(B * H, 0.5);
-  }
-  const auto drop = [&](long count) {
-    Vector factors(static_cast<size_t>(count));
-    for (double& factor : factors) factor = random() % 4 == 0 ? 0 : 1.5;
-    return factors;
-  };
-  if (variant.dropout) in.dropout = drop(4 * B * D);
-  if (variant.recurrent_dropout) in.recurrent_dropout = drop(4 * B * H);
-  if (variant.mask) {
-    in.mask.resize(static_cast<size_t>(B * T));
-    for (long n = 0; n < B * T; ++n) in.mask[n] = n / T == 1 ? 0 : random() % 3 != 0;  // row 1: all masked
-  }
-  const Vector embeddings = draw(V * D, 1);
-  std::vector<int32_t> ids(static_cast<size_t>(B * T));
-  for (int32_t& id : ids) id = static_cast<int32_t>(random() % V);
-  in.x = draw(B * T * D, 1);
-  if (variant.lookup) {
-    for (long n = 0; n < B * T * D; ++n) in.x[n] = embeddings[ids[n / D] * D + n % D];
-  }
-  const Vector d_outputs = draw((variant.sequences ? T : 1) * B * H, 1), d_h_T = draw(B * H, 1),
-               d_c_T = draw(B * H, 1);
+  Vector embeddings, d_outputs, d_h_T, d_c_T;
+  std::vector<int32_t> ids;
   naive::Results results;
-  const naive::Gradients expected = naive::run(in, d_outputs, d_h_T, d_c_T, results);
+  naive::Gradients expected;
 
+  Problem(const Variant& of, const Shape& sizes) : variant(of), shape(sizes) {
+    std::mt19937 random(static_cast<unsigned>(shape.B * 1000 + shape.H));
+    std::normal_distribution<double> normal;
+    const auto draw = [&](long count, double scale) {
+      // Values that both storage types hold exactly.
+      Vector all(static_cast<size_t>(count));
+      for (double& value : all) value = from_bf16(to_bf16(static_cast<float>(normal(random) * scale)));
+      return all;
+    };
+    const auto [B, T, D, H] = shape;
+    in.sizes.batch = B;
+    in.sizes.steps = T;
+    in.sizes.inputs = D;
+    in.sizes.units = H;
+    in.sizes.activation = variant.activation;
+    in.sizes.recurrent_activation = variant.recurrent_activation;
+    in.sizes.masked_output = variant.masked_output;
+    in.sizes.go_backwards = variant.backwards;
+    in.sizes.return_sequences = variant.sequences;
+    in.kernel = draw(D * 4 * H, variant.scale / std::sqrt(static_cast<double>(D)));
+    in.recurrent_kernel = draw(H * 4 * H, 0.7 * variant.scale / std::sqrt(static_cast<double>(H)));
+    if (variant.bias) in.bias = draw(4 * H, 0.5);
+    if (variant.states) {
+      in.h0 = draw(B * H, 0.5);
+      in.c0 = draw(B * H, 0.5);
+    }
+    const auto drop = [&](long count) {
+      Vector factors(static_cast<size_t>(count));
+      for (double& factor : factors) factor = random() % 4 == 0 ? 0 : 1.5;
+      return factors;
+    };
+    if (variant.dropout) in.dropout = drop(4 * B * D);
+    if (variant.recurrent_dropout) in.recurrent_dropout = drop(4 * B * H);
+    if (variant.mask) {
+      in.mask.resize(static_cast<size_t>(B * T));
+      for (long n = 0; n < B * T; ++n) in.mask[n] = n / T == 1 ? 0 : random() % 3 != 0;  // row 1: all masked
+    }
+    embeddings = draw(V * D, 1);
+    ids.resize(static_cast<size_t>(B * T));
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % V);
+    in.x = draw(B * T * D, 1);
+    if (variant.lookup) {
+      for (long n = 0; n < B * T * D; ++n) in.x[n] = embeddings[ids[n / D] * D + n % D];
+    }
+    d_outputs = draw((variant.sequences ? T : 1) * B * H, 1);
+    d_h_T = draw(B * H, 1);
+    d_c_T = draw(B * H, 1);
+    expected = naive::run(in, d_outputs, d_h_T, d_c_T, results);
+  }
+};
+
+// Runs a problem on the target in use and compares all results.
+void compare(const Problem& problem, Storage storage, const std::string& where) {
+  const auto& [variant, shape, in, embeddings, d_outputs, d_h_T, d_c_T, ids, results, expected] = problem;
+  const auto [B, T, D, H] = shape;
   const Storage f32 = Storage::kFloat32;
   Stored x(storage, in.x), kernel(f32, in.kernel), recurrent(f32, in.recurrent_kernel), bias(f32, in.bias);
   Stored h0(storage, in.h0), c0(storage, in.c0), dropout(f32, in.dropout);
@@ -204,7 +218,7 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
   if (variant.lookup) {
     forward.ids = ids.data();
     forward.embeddings = rows.floats();
-    forward.vocabulary = V;
+    forward.vocabulary = Problem::V;
   } else {
     forward.x = x.data();
   }
@@ -288,18 +302,21 @@ void compare(const Variant& variant, const Shape& shape, Storage storage, const 
 // Every target, variant and storage; whatever the size, on so many threads.
 void compare_all(std::initializer_list<int> thread_counts, std::span<const Shape> shapes,
                  cellerate::Sharing sharing) {
+  // Written out once for all targets: it takes longer than the kernels do.
+  std::vector<Problem> problems;
+  for (const Shape& shape : shapes) {
+    for (const Variant& variant : kVariants) problems.emplace_back(variant, shape);
+  }
   cellerate::set_sharing(sharing);
   for (const std::string& target : cellerate::available_targets()) {
     cellerate::set_target(target);
     for (const int threads : thread_counts) {
       cellerate::set_thread_count(threads);
-      for (const Shape& shape : shapes) {
-        for (const Variant& variant : kVariants) {
-          for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16}) {
-            compare(variant, shape, storage,
-                    target + ", " + std::to_string(threads) + " threads, " +
-                        (storage == Storage::kFloat32 ? "float32" : "bfloat16"));
-          }
+      for (const Problem& problem : problems) {
+        for (const Storage storage : {Storage::kFloat32, Storage::kBfloat16}) {
+          compare(problem, storage,
+                  target + ", " + std::to_string(threads) + " threads, " +
+                      (storage == Storage::kFloat32 ? "float32" : "bfloat16"));
         }
       }
     }
