@@ -107,7 +107,7 @@ def test_what_is_written_has_the_permissions_of_any_new_file_or_folder(tmp_path)
         with atomic_folder(tmp_path / "folder"):
             pass
         with exclusive(tmp_path / "locked"):
-            pass
+            (tmp_path / "locked" / "b.txt").touch()
     finally:
         os.umask(before)
     modes = {
@@ -203,6 +203,28 @@ def test_a_folder_is_taken_only_while_another_has_it(tmp_path):
         assert is_taken(tmp_path)
     assert (tmp_path / LOCK).is_file()
     assert not is_taken(tmp_path)
+
+
+def test_a_folder_made_for_its_lock_goes_unless_something_was_written(tmp_path):
+    with exclusive(tmp_path / "unused"):
+        assert is_taken(tmp_path / "unused")
+    with exclusive(tmp_path / "used"):
+        (tmp_path / "used" / "a.txt").write_text("kept")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    with exclusive(mine):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"used", "mine"}
+
+
+def test_a_folder_of_the_same_name_stays_when_a_renamed_one_is_released(tmp_path):
+    folder = tmp_path / "packed.building"
+    with exclusive(folder):
+        folder.rename(tmp_path / "packed")
+        next_one = exclusive(folder)
+        next_one.__enter__()
+    assert is_taken(folder)
+    next_one.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -225,17 +225,31 @@ def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Holds the lock of a folder, which only one process can hold at a time.
 
     Args:
-        folder: The folder; made if it is missing.
+        folder: The folder; made if it is missing, and then removed again if nothing was written into it.
         wait: Waits until the process that holds the lock has ended or renamed the folder, instead of raising.
 
     Raises:
         OutputError: Another process holds the lock, or the folder cannot be written.
     """
+    existed = folder.exists()
     handle = _locked(folder, wait=wait)
     try:
         yield
     finally:
+        if not existed:
+            _remove_unused(folder, handle)
         os.close(handle)
+
+
+def _remove_unused(folder: Path, handle: int) -> None:
+    """Removes a folder that holds nothing but its lock, whose descriptor is `handle`."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            # Once this folder was renamed, another process may have made one of its name.
+            if path.name != LOCK or not os.path.samestat(os.fstat(handle), path.stat()):
+                return
+        (folder / LOCK).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def is_taken(folder: Path) -> bool:

@@ -127,10 +127,10 @@ def run(
     listener, folder = listener or StageListener(), Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file. Choose a folder (-o).")
-    check_writable(folder / FILE_NAME)
     # Checked before this run starts processes of its own; reported only once there is something to measure.
     busy = busy_now()
     with _own(folder), contextlib.ExitStack() as stack:
+        check_writable(folder / FILE_NAME)
         paths = [os.fspath(path) for path in ([data] if isinstance(data, str | os.PathLike) else data)]
         given = model if isinstance(model, keras.Model) else None
         file = folder / "original.keras" if given is not None else _checked_file(model, record, folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellerate.errors import CheckpointError, ConfigError
-from cellerate.files import LOCK, check_writable, exclusive
+from cellerate.files import check_writable, exclusive
 from cellerate.machine.environment import require
 from cellerate.messages import argument
 
@@ -58,19 +58,10 @@ def own_run(run: "RunOptions", *, first: bool) -> Iterator[None]:
         check_output(run.output, resume=run.resume, overwrite=run.overwrite)
         yield
         return
-    folder = run_folder(run.output)
-    existed = folder.exists()
-    with exclusive(folder):
-        try:
-            # Since `check_start`, which came before hours of reading, perhaps, another run may have ended here.
-            check_output(run.output, resume=run.resume, overwrite=run.overwrite)
-            yield
-        finally:
-            # A run that came to nothing leaves nothing behind.
-            if not existed and [path.name for path in folder.iterdir()] == [LOCK]:
-                with contextlib.suppress(OSError):
-                    (folder / LOCK).unlink()
-                    folder.rmdir()
+    with exclusive(run_folder(run.output)):
+        # Since `check_start`, which came before hours of reading, perhaps, another run may have ended here.
+        check_output(run.output, resume=run.resume, overwrite=run.overwrite)
+        yield
 
 
 def check_output(output: str | Path, *, resume: bool, overwrite: bool) -> None:
