@@ -252,7 +252,7 @@ class ForecastKeywords(ReadingOptionsFields, TableOptionsFields, total=False):
     """Keyword arguments of `cellerate.forecast`, beside those in its definition."""
 
 
-class OptimizeKeywords(OptimizeSettingsFields, total=False):
+class OptimizeKeywords(OptimizeSettingsFields, ReadingOptionsFields, TableOptionsFields, total=False):
     """Keyword arguments of `cellerate.optimize`, beside those in its definition."""
 
 

@@ -68,7 +68,7 @@ def test_batches_are_timed_in_order_across_epochs(made, monkeypatch):
             return (epoch, index)
 
     asked = []
-    work = _Work({"model": str(made / "text.keras"), "data": [str(made / "t.txt")], "seed": 0})
+    work = _Work(Probe(made / "text.keras", [made / "t.txt"], seed=0, backend="")._opened)
     monkeypatch.setattr(work._workload, "source", lambda *_: Source())
     monkeypatch.setattr(clocks, "timed_calls", lambda call: [call() or 0.002 for _ in range(7)])
     assert work.answer({"kind": "load", "with": {"batch_size": 4, "length": None}}) == {"batch_ms": 2.0}

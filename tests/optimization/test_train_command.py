@@ -7,6 +7,7 @@ import shlex
 import keras
 import pytest
 
+from cellerate.data.settings import TableOptions
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, load_model, save_model
@@ -19,13 +20,19 @@ from cellerate.optimization.state import Choices, State
 from cellerate.optimization.train_command import architecture_of, train_command
 from cellerate.optimization.workloads.opening import open_workload
 from cellerate.report.record import TrainingStep
-from cellerate.tasks.settings import AutoencoderArchitecture, ForecastArchitecture, TextArchitecture
+from cellerate.tasks.settings import (
+    AutoencoderArchitecture,
+    ForecastArchitecture,
+    ReadingOptions,
+    TextArchitecture,
+)
 from cellerate.training import checkpoint
 from support.optimization.small_models import filled
 
 pytestmark = pytest.mark.keras
 
 DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
+DEFAULTS = OptimizeSettings()
 
 
 @pytest.fixture
@@ -41,7 +48,7 @@ def work_of(made, tmp_path):
 
 @pytest.fixture
 def command_of(made, tmp_path):
-    def command_of(work, **choices):
+    def command_of(work, settings=DEFAULTS, **choices):
         task = work.record.task
         usual = Choices("auto", "float32", 8, 1, work.length, "int8")
         state = State(identity={}, choices=dataclasses.replace(usual, **choices), started="")
@@ -49,7 +56,7 @@ def command_of(made, tmp_path):
         return train_command(
             Context(
                 work,
-                OptimizeSettings(),
+                settings,
                 tmp_path / "out",
                 tmp_path / "m.keras",
                 [str(made / DATA[task])],
@@ -157,6 +164,15 @@ def test_command_has_the_chosen_and_the_original_settings(work_of, command_of):
         assert words in told
     assert "--implementation" not in told
     assert "--implementation keras" in command_of(work, implementation="keras")
+
+
+def test_command_reads_tables_as_the_run_did(work_of, command_of):
+    settings = OptimizeSettings(
+        reading=ReadingOptions(missing="drop", frequency="hour"), table=TableOptions(separator=";")
+    )
+    told = command_of(work_of("series"), settings)
+    for words in ("--missing drop", "--frequency hour", "--separator ';'"):
+        assert words in told
 
 
 @pytest.mark.parametrize("task", DATA)

@@ -5,18 +5,21 @@ Stages here are stand-ins, the baseline is a real one that was measured once; th
 
 import errno
 import os
+import shlex
 import shutil
 
 import keras
 import pytest
 
-from cellerate.errors import ConfigError, OutputError
+from cellerate.data.settings import TableOptions
+from cellerate.errors import ConfigError, DataError, OutputError
 from cellerate.models.storage import load_model
 from cellerate.optimization import schedule, workflow
 from cellerate.optimization.listener import StageListener
 from cellerate.optimization.stages.base import NotNeededError
 from cellerate.optimization.state import load_state
 from cellerate.report.record import TrainingStep, read_run
+from cellerate.tasks.settings import ReadingOptions
 from support.optimization.stages import Stand, statuses
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("here_probe", "quick")]
@@ -247,6 +250,30 @@ def test_refused_model_in_memory_keeps_the_saved_model(go, stands, out, made):
         go(model=other, record=record)
     assert (out / "original.keras").read_bytes() == before
     assert not (out / "given.keras").exists()
+
+
+def test_tables_with_gaps_are_read_as_the_options_say_and_the_command_repeats_it(
+    go, stands, made, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "cache"))
+    gaps = tmp_path / "gaps.csv"
+    head, first, *rows = (made / "s.csv").read_text().splitlines()
+    gaps.write_text("\n".join([head, first, "," + rows[0].split(",")[1], *rows[1:]]) + "\n")
+    given = {"model": made / "series.keras", "data": gaps, "folder": tmp_path / "new", "only": ["kernels"]}
+    with pytest.raises(DataError, match="data row 2: column 'load' has no value"):
+        go(**given)
+    assert not (tmp_path / "new").exists()
+    found = go(**given, reading=ReadingOptions(missing="interpolate"), table=TableOptions(separator=","))
+    assert statuses(found) == {"baseline": "done", "kernels": "done"}
+    assert {"missing": "interpolate", "separator": ","}.items() <= found.settings.items()
+    words = shlex.split(found.command)
+    assert words[words.index("--missing") + 1] == "interpolate"
+    assert words[words.index("--separator") + 1] == ","
+
+
+def test_options_of_tables_are_refused_for_texts(go, stands):
+    with pytest.raises(ConfigError, match="leave out missing='drop', separator=';'"):
+        go(reading=ReadingOptions(missing="drop"), table=TableOptions(separator=";"), restart=True)
 
 
 def test_restart_discards_earlier_results(go, stands, out, here_probe):

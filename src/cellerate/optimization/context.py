@@ -136,6 +136,8 @@ class Context:
             self.model_file,
             self.data,
             seed=self.settings.seed,
+            reading=self.settings.reading,
+            table=self.settings.table,
             backend=self.backend,
             patience_s=self._patience_s(),
         )

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from cellerate.data.settings import TableOptions
 from cellerate.errors import CellerateError
 from cellerate.messages import from_json
+from cellerate.tasks.settings import ReadingOptions
 
 PATIENCE_S = 600.0
 """The seconds that an answer may take even if less time is left, because every run reaches the verdict."""
@@ -175,6 +177,8 @@ class Probe(MeasuringProcess):
         model: The model's file.
         data: The data of its task.
         seed: The seed of everything random.
+        reading: Options of reading tables that differ from the training.
+        table: The format of tables, where it cannot be detected.
         backend: The Keras backend.
         patience_s: How long to wait for an answer.
 
@@ -190,9 +194,17 @@ class Probe(MeasuringProcess):
         *,
         seed: int,
         backend: str,
+        reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
+        table: TableOptions = TableOptions(),  # noqa: B008 (frozen)
         patience_s: float = PATIENCE_S,
     ) -> None:
-        opened = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
+        opened = {
+            "model": str(model),
+            "data": [str(path) for path in data],
+            "seed": seed,
+            "reading": vars(reading),
+            "table": vars(table),
+        }
         super().__init__(
             "cellerate.optimization.probe_process", opened, backend=backend, patience_s=patience_s
         )

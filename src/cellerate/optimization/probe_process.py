@@ -66,9 +66,17 @@ class _Work:
     """The model and the data, opened once."""
 
     def __init__(self, opened: dict[str, Any]) -> None:
+        from cellerate.data.settings import TableOptions
         from cellerate.optimization.workloads.opening import open_workload
+        from cellerate.tasks.settings import ReadingOptions
 
-        self._workload = open_workload(Path(opened["model"]), opened["data"], seed=opened["seed"])
+        self._workload = open_workload(
+            Path(opened["model"]),
+            opened["data"],
+            seed=opened["seed"],
+            reading=ReadingOptions(**opened["reading"]),
+            table=TableOptions(**opened["table"]),
+        )
         self._start = self._workload.model.get_weights()
         self._uses: dict[tuple[str, ...], list[Any]] = {}
         self._trainers: dict[str, Any] = {}

@@ -5,14 +5,19 @@ The command line makes its options from this module, so nothing heavy is importe
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
 from cellerate.optimization.stages import registry
-from cellerate.settings import check_choice, check_number
+from cellerate.settings import changed_fields, check_choice, check_number
+from cellerate.tasks.settings import ReadingOptions
 
 Objective = Literal["latency", "throughput", "size", "training"]
+
+NESTED = ("reading", "table")
+"""The fields of `OptimizeSettings` that are records of options themselves."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class OptimizeSettings:
         steps: The most batches to train a pruned model, a student or their control on; the time left may allow
             fewer.
         seed: The seed of everything random.
+        reading: Options of reading tables that differ from the training.
+        table: The format of tables, where it cannot be detected.
     """
 
     objective: Objective = "latency"
@@ -47,6 +54,8 @@ class OptimizeSettings:
     latency_goal_ms: float | None = None
     steps: int = 2000
     seed: int = 0
+    reading: ReadingOptions = ReadingOptions()  # noqa: RUF009 (frozen)
+    table: TableOptions = TableOptions()  # noqa: RUF009 (frozen)
 
     def __post_init__(self) -> None:
         """Checks every field.
@@ -82,3 +91,8 @@ class OptimizeSettings:
             )
         for share in self.keep:
             check_number("keep", share, above=0, below=1)
+
+    def record(self) -> dict[str, Any]:
+        """All options side by side, for the record of a run; those of tables only where they are given."""
+        own = {name: value for name, value in vars(self).items() if name not in NESTED}
+        return own | changed_fields(self.reading) | changed_fields(self.table)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from cellerate.data.settings import TableOptions
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.cells import Cell
 from cellerate.models.forecast import build_forecast_model
@@ -42,6 +43,7 @@ def train_command(context: Context) -> str:
         "precision": choices.training_precision,
         "optimizer": training_settings.optimizer,
         "learning_rate": float(f"{learning_rate_of(training_settings, larger):.3g}"),
+        **context.settings.reading.given,
     }
     words = ["cellerate", "train", work.record.task, *context.data]
     architecture = architecture_of(work)
@@ -50,6 +52,7 @@ def train_command(context: Context) -> str:
     )
     for kind in recorded_kinds(work.record.task):
         words += differing_options(kind, _recorded(work), chosen)
+    words += differing_options(TableOptions, vars(context.settings.table))
     training = dataclasses.asdict(training_settings) | {
         "accumulate": training_settings.accumulate * choices.accumulate
     }

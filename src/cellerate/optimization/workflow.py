@@ -21,6 +21,7 @@ import keras
 import numpy as np
 
 import cellerate
+from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError, OutputError
 from cellerate.files import LOCK, check_writable, exclusive
 from cellerate.keras_graph import keras2
@@ -35,7 +36,7 @@ from cellerate.optimization.listener import StageListener, TerminalListener
 from cellerate.optimization.probe_client import PATIENCE_S, Probe
 from cellerate.optimization.processes import Workers
 from cellerate.optimization.schedule import run_stages
-from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.settings import NESTED, OptimizeSettings
 from cellerate.optimization.stages.verdict import verdict
 from cellerate.optimization.state import FILE_NAME, Choices, State, load_state, save_state
 from cellerate.optimization.training import policy_of
@@ -44,12 +45,13 @@ from cellerate.optimization.workloads.opening import open_workload
 from cellerate.report.html import write_html
 from cellerate.report.markdown import write_markdown
 from cellerate.report.record import SCHEMA, Run, write_run
-from cellerate.settings import record_of, takes_fields_of
+from cellerate.settings import differing_options, record_of, takes_fields_of
 from cellerate.tasks.describe import CardFigure, file_info, write_card
+from cellerate.tasks.settings import ReadingOptions
 from cellerate.training.precision import gpu_visible
 
 
-@takes_fields_of(OptimizeSettings)
+@takes_fields_of(OptimizeSettings, ReadingOptions, TableOptions, leave_out=NESTED)
 def optimize(
     model: str | os.PathLike[str] | keras.Model,
     data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -75,7 +77,8 @@ def optimize(
         record: The record of a model that is not given as a file, as `load_model` returns it.
         restart: Discards an earlier run in the folder.
         verbose: Shows progress on stderr.
-        options: The settings of the run, listed below.
+        options: The settings of the run, the format of tables of series, and options of reading them that differ from
+            the training; listed below.
 
     Returns:
         The run, which the folder has as `report.json`, `report.html` and `report.md`, with a card of the chosen model
@@ -88,7 +91,8 @@ def optimize(
         >>> found = cellerate.optimize("book.keras", "book.txt", max_quality_loss=0.01)
         >>> print(found.verdict.sentence)
     """
-    settings = record_of(OptimizeSettings, options)
+    reading, table = record_of(ReadingOptions, options), record_of(TableOptions, options)
+    settings = record_of(OptimizeSettings, options, reading=reading, table=table)
     listener = TerminalListener() if verbose else StageListener()
     return run(model, data, output, settings, record=record, restart=restart, listener=listener)
 
@@ -135,7 +139,14 @@ def run(
         given = model if isinstance(model, keras.Model) else None
         file = folder / "original.keras" if given is not None else _checked_file(model, record, folder)
         start = functools.partial(
-            Probe, file, paths, seed=settings.seed, backend=keras.config.backend(), patience_s=PATIENCE_S
+            Probe,
+            file,
+            paths,
+            seed=settings.seed,
+            reading=settings.reading,
+            table=settings.table,
+            backend=keras.config.backend(),
+            patience_s=PATIENCE_S,
         )
         processes = stack.enter_context(contextlib.closing(Workers(start)))
         open_run = functools.partial(_open, data=paths, folder=folder, settings=settings, restart=restart)
@@ -264,7 +275,7 @@ def _open(
     file: Path, *, data: Sequence[str], folder: Path, settings: OptimizeSettings, restart: bool
 ) -> tuple[Workload, State]:
     """Open a model, its data, and their run in the folder, or a new run if the folder has none."""
-    work = open_workload(file, data, seed=settings.seed)
+    work = open_workload(file, data, seed=settings.seed, reading=settings.reading, table=settings.table)
     identity = _identity(work, settings)
     if restart:
         _clear(folder)
@@ -277,7 +288,7 @@ def _open(
 def _identity(work: Workload, settings: OptimizeSettings) -> dict[str, str]:
     """The values that tell runs apart. A run with more time, or with other stages, is the same run and continues."""
     free = ("time_budget", "only", "skip")
-    kept_fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in free}
+    kept_fields = {name: value for name, value in settings.record().items() if name not in free}
     return {
         "model": _digest(work),
         # The parts too: what was judged on others cannot be compared.
@@ -336,7 +347,7 @@ def _record(context: Context, command: str, status: Any, found: Any) -> Run:
         seconds=state.seconds,
         status=status,
         command=command,
-        settings=json.loads(json.dumps(dataclasses.asdict(settings))),
+        settings=json.loads(json.dumps(settings.record())),
         environment=environment,
         metric=work.metric,
         max_quality_loss=settings.max_quality_loss,
@@ -353,13 +364,8 @@ def _command(file: Path, data: Sequence[str], folder: Path, settings: OptimizeSe
     words = ["cellerate", "optimize", str(file)]
     for path in data:
         words += ["--data", path]
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        # Repeated values come as a list from the command line, and as a tuple from Python.
-        value = tuple(value) if isinstance(value, list) else value
-        if value != field.default and value is not None:
-            for one in value if isinstance(value, tuple) else [value]:
-                words += [f"--{field.name.replace('_', '-')}", str(one)]
+    for record in (settings, settings.reading, settings.table):
+        words += differing_options(type(record), vars(record))
     return shlex.join([*words, "-o", str(folder), "--backend", keras.config.backend()])
 
 

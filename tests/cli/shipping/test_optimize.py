@@ -84,6 +84,15 @@ def test_optimize_with_wrong_or_missing_data_gives_a_one_line_error(cellerate, h
     assert not (here / "out").exists()
 
 
+def test_optimize_of_data_with_gaps_advises_an_option_that_it_takes(cellerate, here, made):
+    (here / "gaps.csv").write_text((here / "s.csv").read_text() + "2030-01-01,,\n")
+    code, _, err = cellerate("optimize", made / "series.keras", "--data", "gaps.csv", "-o", "out")
+    assert code != 0
+    assert "--missing drop" in one_error(err)
+    code, out, _ = cellerate("optimize", "--help")
+    assert "--missing" in out
+
+
 def test_optimize_into_a_file_is_refused_and_keeps_the_file(cellerate, here, made):
     (here / "out").write_text("mine")
     code, _, err = cellerate("optimize", made / "text.keras", "--data", "t.txt", "-o", "out")

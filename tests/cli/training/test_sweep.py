@@ -181,3 +181,15 @@ def test_sweep_accepts_the_options_of_train(cellerate, here, monkeypatch):
     assert record["parts"]["training"] == {"clipnorm": 1.0}
     assert record["parts"]["table"] == {"decimal": "."}
     assert record["parts"]["data"]["target"] == ["load"]
+
+
+def test_sweep_of_a_model_reads_tables_with_options_that_differ_from_its_training(
+    cellerate, here, made, monkeypatch
+):
+    made_up(monkeypatch)
+    words = ["sweep", made / "series.keras", "s.csv", "--batch-size", "4,16", "--no-beside-stock"]
+    words += ["--seconds", "1", "--json", "--missing", "drop", "--separator", ","]
+    code, out, err = cellerate(*words)
+    assert code == 0, err
+    parts = json.loads(out)["parts"]
+    assert (parts["reading"]["missing"], parts["table"]["separator"]) == ("drop", ",")

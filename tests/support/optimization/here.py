@@ -39,9 +39,11 @@ class HereProbe:
     opened: ClassVar[dict[str, Any]] = {}
     running: ClassVar[list["HereProbe"]] = []
 
-    def __init__(self, model: Path, data: Any, *, seed: int, backend: str, patience_s: float) -> None:
-        self.patience_s = patience_s
-        self._question = {"model": str(model), "data": [str(path) for path in data], "seed": seed}
+    def __init__(self, model: Path, data: Any, **options: Any) -> None:
+        from cellerate.optimization.probe_client import Probe
+
+        probe = Probe(model, data, **options)
+        self.patience_s, self._question = probe.patience_s, probe._opened
         self._told: list[tuple[str, dict[str, Any]]] = []
         self._trainers: dict[str, Any] = {}
         self._uses: dict[tuple[str, ...], Any] = {}

@@ -1,5 +1,6 @@
 """`cellerate optimize`."""
 
+from dataclasses import replace
 from json import loads
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +12,15 @@ from cellerate.cli.gains import print_gains
 from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import command_to_repeat, notify, print_json, print_result
 from cellerate.cli.words import in_options
+from cellerate.data.settings import TableOptions
 from cellerate.machine.environment import require
-from cellerate.optimization.settings import OptimizeSettings
+from cellerate.optimization.settings import NESTED, OptimizeSettings
+from cellerate.tasks.settings import ReadingOptions
 
 
-@with_settings("settings", OptimizeSettings, panel="Optimizing")
+@with_settings("reading", ReadingOptions, panel="Reading of series")
+@with_settings("table", TableOptions, panel="Tables")
+@with_settings("settings", OptimizeSettings, leave_out=NESTED, panel="Optimizing")
 def optimize(
     model: Annotated[Path, operand("A model that `train` wrote.")],
     data: Annotated[
@@ -27,6 +32,8 @@ def optimize(
         ),
     ],
     settings: OptimizeSettings,
+    reading: ReadingOptions,
+    table: TableOptions,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder of the run and its report.")
     ] = Path("optimized"),
@@ -53,6 +60,7 @@ def optimize(
     from cellerate.optimization.workflow import run
 
     listener = StageListener() if quiet else TerminalListener()
+    settings = replace(settings, reading=reading, table=table)
     found = run(model, data, output, settings, restart=restart, listener=listener)
     if found.status == "interrupted":
         notify(f"interrupted; every stage that had ended is kept. To go on:\n  {command_to_repeat()}")

@@ -9,6 +9,7 @@ from cellerate.tasks.settings import (
     AutoencoderArchitecture,
     ForecastArchitecture,
     LineOptions,
+    ReadingOptions,
     SeriesOptions,
     TextArchitecture,
     TextOptions,
@@ -92,11 +93,15 @@ def sweep_embed(
     run_sweep("embed", [path], asked, data, architecture)
 
 
+@with_settings("reading", ReadingOptions, panel="Reading of series")
+@with_settings("table", TableOptions, panel="Tables")
 @sweep_verb(_AXES, *_TASKS)
 def sweep_model(
     model: Annotated[str, operand("A model that `train` wrote.")],
     paths: Annotated[list[str], operand("Data of the model's task.")],
     asked: Asked,
+    reading: ReadingOptions,
+    table: TableOptions,
 ) -> None:
     """Train a model further with several settings beside each other, briefly, and say what each brings.
 
@@ -107,4 +112,4 @@ def sweep_model(
 
         cellerate sweep model ett.keras ETTh1.csv --learning-rate 1e-4..1e-2 -o sweep/
     """
-    run_sweep(model, paths, asked)
+    run_sweep(model, paths, asked, reading, table)

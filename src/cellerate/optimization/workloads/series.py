@@ -10,6 +10,7 @@ import numpy as np
 
 from cellerate.data.arrays import BatchSource
 from cellerate.data.series import SeriesData, SeriesPart
+from cellerate.data.settings import TableOptions
 from cellerate.data.windows import Inputs, spread
 from cellerate.errors import DataError
 from cellerate.models.storage import TaskRecord, load_model, save_model
@@ -22,7 +23,7 @@ from cellerate.runtime.cell import read_cell, write_cell
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.judging import SeriesForecaster, calibrate, raw_windows
 from cellerate.tasks.series import check_series_model, count_windows, series_loss, series_sources
-from cellerate.tasks.settings import SeriesOptions
+from cellerate.tasks.settings import ReadingOptions, SeriesOptions
 
 _ROWS = 256
 _MOST_BATCHES = 16
@@ -39,6 +40,8 @@ class SeriesWorkload(Workload):
         record: Its record.
         data: CSV, Parquet or .npy files.
         seed: The seed of everything random.
+        reading: Options of reading tables that differ from the training.
+        table: The format of tables, where it cannot be detected.
 
     Raises:
         DataError: The series have other columns, or no window fits into the held-out part.
@@ -49,7 +52,15 @@ class SeriesWorkload(Workload):
     verb = "forecasting"
 
     def __init__(
-        self, path: Path, model: keras.Model, record: TaskRecord, data: Sequence[str | Path], seed: int
+        self,
+        path: Path,
+        model: keras.Model,
+        record: TaskRecord,
+        data: Sequence[str | Path],
+        seed: int,
+        *,
+        reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
+        table: TableOptions = TableOptions(),  # noqa: B008 (frozen)
     ) -> None:
         super().__init__(model, record, seed)
         self._forecaster = SeriesForecaster.of(model.predict_on_batch, record.payload, str(path))
@@ -57,7 +68,7 @@ class SeriesWorkload(Workload):
         self._scaler, self._quantiles = settings.scaler, settings.quantiles
         self._covariates = settings.covariates
         self._options = dataclasses.replace(self._forecaster.options, paths=tuple(data))
-        self._data = self._forecaster.open(data)
+        self._data = self._forecaster.open(data, None, reading, table=table)
         check_series_model(model, self._data, self._options, self._quantiles, self._covariates)
         self._split = self._options.split(self._data)
         self.batch_size = self._options.batch_size

@@ -18,7 +18,12 @@ from cellerate.tasks.judging.errors import (
     raw_windows,
     series_names,
 )
-from cellerate.tasks.judging.evaluation import EvaluationOptions, evaluate_forecaster, judged_intervals
+from cellerate.tasks.judging.evaluation import (
+    EvaluationOptions,
+    check_unused,
+    evaluate_forecaster,
+    judged_intervals,
+)
 from cellerate.tasks.judging.forecast_frame import Forecasts
 from cellerate.tasks.judging.forecasts import example_record, forecast_columns, forecast_table
 from cellerate.tasks.judging.intervals import calibrate, judge_intervals
@@ -45,6 +50,7 @@ __all__ = [
     "baselines_for",
     "calibrate",
     "check_statistical",
+    "check_unused",
     "count_in",
     "evaluate_forecaster",
     "example_record",

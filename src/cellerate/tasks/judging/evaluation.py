@@ -1,7 +1,7 @@
 """Judges a forecaster on series: its errors beside those of the baselines, its intervals, its errors step by step."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +10,9 @@ from cellerate.data.series import SeriesPart
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.listener import SILENT, Listener
-from cellerate.messages import argument, marked
+from cellerate.messages import argument
 from cellerate.runtime.forecast import trained_until
+from cellerate.settings import changed_fields
 from cellerate.tasks.judging.errors import (
     JudgedPart,
     SeriesForecaster,
@@ -44,12 +45,17 @@ class EvaluationOptions:
         given |= {"by_step": True} if self.by_step else {}
         given |= {"statistical": tuple(self.statistical)} if self.statistical else {}
         # `encoding` is also an option for texts.
-        table = marked(dataclasses.replace(self.table, encoding=None).given) if self.table is not None else ""
-        named = ", ".join(filter(None, [*(argument(name, value) for name, value in given.items()), table]))
-        if named:
-            raise ConfigError(
-                f"this model is not a forecaster, and only forecasters read tables of series: leave out {named}."
-            )
+        given |= {} if self.table is None else changed_fields(dataclasses.replace(self.table, encoding=None))
+        check_unused(given)
+
+
+def check_unused(given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for options that only apply to a forecaster, if any is given."""
+    if given:
+        named = ", ".join(argument(name, value) for name, value in given.items())
+        raise ConfigError(
+            f"this model is not a forecaster, and only forecasters read tables of series: leave out {named}."
+        )
 
 
 def evaluate_forecaster(
