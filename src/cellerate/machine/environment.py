@@ -126,13 +126,18 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def memory_bytes() -> int:
+    """The memory of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def machine() -> dict[str, Any]:
     """The CPU's product name and description (`processor.describe`), usable cores, memory in bytes, system."""
     return {
         "cpu": _cpu_model(),
         "processor": describe(),
         "cores": processors(),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }

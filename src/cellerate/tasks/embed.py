@@ -15,6 +15,7 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.data.text import BOS, EOS, PAD, LineBatches, LineVocabulary, encode_batches, read_lines
 from cellerate.data.windows import SampledBatches, spread_within
 from cellerate.errors import DataError, ModelError
+from cellerate.machine.needs import check_memory
 from cellerate.models.autoencoder import build_autoencoder, encoder_and_decoder, stepwise_decoder
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, load_model
@@ -137,6 +138,7 @@ class LineTask(Task[EmbedRun]):
         model: str | Path | keras.Model | None = None,
     ) -> None:
         super().__init__(run)
+        check_memory(data, architecture if model is None else None)
         self._data, self._architecture, self._given = data, architecture, model
 
     def open(self) -> None:

@@ -130,6 +130,9 @@ def test_ctrl_c_ends_the_processes_of_the_points(start_cellerate, here):
             2,
             "676 points",
         ),
+        (["text", "t.txt", "--units", "1..999999999999"], 2, "give smaller values"),
+        (["text", "t.txt", "--length", "1..999999999999"], 2, "give smaller values"),
+        (["series", "s.csv", *SERIES[:-2], "--units", "1..999999999999", "--search"], 2, "smaller values"),
         (
             ["text", "t.txt", "--units", "4,8", "--seconds", "1", "--steps", "2"],
             2,

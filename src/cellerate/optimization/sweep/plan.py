@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cellerate.errors import ConfigError
+from cellerate.machine.needs import check_memory
 from cellerate.messages import argument
 from cellerate.optimization.sweep.axes import AXES, axes_of, check_known, written
 from cellerate.optimization.sweep.record import is_stock
@@ -169,14 +170,16 @@ def settings_of_point(base: Base, values: Mapping[str, Any]) -> dict[str, dict[s
     """Return the fields of the task's records for a point, by the part of each record.
 
     Raises:
-        ConfigError: The values contradict each other.
+        ConfigError: The values contradict each other, or need more memory than the machine has.
     """
     known = axes_of(base.task)
     parts = {part: dict(fields) for part, fields in base.parts.items()}
     for name, value in values.items():
         parts.setdefault(known[name].part, {})[name] = value
-    for part, record in RECORDS[base.task].items():
-        record_of(record, parts.get(part, {}))
+    made: dict[str, Any] = {
+        part: record_of(record, parts.get(part, {})) for part, record in RECORDS[base.task].items()
+    }
+    check_memory(made["data"], None if base.model else made["architecture"])
     return parts
 
 

@@ -84,6 +84,8 @@ def sweep(
         check_optuna()
         space = space_of(base, given)
         check_devices([*several.get("device", ()), base.value("device")], base.backend)
+        # A search may draw the largest values of all ranges together.
+        settings_of_point(base, {one.axis.name: max(one.values) for one in space if one.axis.kind == "count"})
         return _searched(
             base, space, settings, Path(output), resume=resume, overwrite=overwrite, listener=listener
         )

@@ -16,6 +16,7 @@ from cellerate.data.tables import find_tables, open_tables
 from cellerate.data.times import WEEKDAYS, check_holidays
 from cellerate.data.windows import Scaler
 from cellerate.errors import ConfigError, DataError
+from cellerate.machine.needs import check_memory
 from cellerate.messages import Message, argument, marked
 from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
@@ -99,6 +100,7 @@ class SeriesTask(Task[SeriesRun]):
         table: TableOptions | None = None,
     ) -> None:
         super().__init__(run)
+        check_memory(options, architecture if model is None else None)
         self._options, self._architecture, self._given, self._table = options, architecture, model, table
         self._quantiles = tuple(architecture.quantile)
 

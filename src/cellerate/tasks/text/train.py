@@ -26,6 +26,7 @@ from cellerate.data.tokenizers import (
 from cellerate.data.windows import SampledBatches
 from cellerate.errors import BackendError, ConfigError, DataError, ModelError
 from cellerate.keras_graph.step_graph import gives_probabilities
+from cellerate.machine.needs import check_memory
 from cellerate.messages import Message, argument
 from cellerate.models.rewrite import same_layers
 from cellerate.models.storage import TaskRecord, check_task, load_model
@@ -165,6 +166,7 @@ class TextTask(Task[TextRun]):
         on_ready: Callable[[TextModel], None] = lambda untrained: None,
     ) -> None:
         super().__init__(run)
+        check_memory(data, architecture if model is None else None)
         self._data, self._architecture, self._given = data, architecture, model
         self._prompt, self._on_ready = prompt, on_ready
 
