@@ -11,6 +11,7 @@ from cellerate.data.times.frequency import (
     season_of,
     settled,
 )
+from cellerate.data.times.zones import to_instants
 from cellerate.errors import ConfigError, DataError
 
 DAY_US = 86_400 * 10**6
@@ -119,6 +120,33 @@ def test_months_of_an_offset_begin_when_its_clock_says():
     frequency = found(rows, "+02:00")
     assert (frequency.name, frequency.day) == ("months", 1)
     assert frequency.after(rows[-1], 1)[0] == np.datetime64("2020-01-31T22:00")
+
+
+@pytest.mark.parametrize(
+    ("zone", "written", "end", "clock_s"),
+    [
+        ("Europe/Berlin", "+02:00", False, 0),
+        ("Europe/Berlin", "+01:00", False, 0),
+        ("Europe/Berlin", "UTC", False, 0),
+        ("Europe/Berlin", "", False, 0),
+        ("Europe/Berlin", "+02:00", True, 86_399),
+        ("Europe/London", "UTC", False, 0),
+        ("America/New_York", "-05:00", True, 0),
+        ("America/New_York", "-04:00", False, 0),
+    ],
+)
+def test_months_of_a_clock_with_summers_are_found_in_every_offset(zone, written, end, clock_s):
+    local = months("2019-01", "2021-08", end=end) + np.timedelta64(clock_s, "s")
+    rows = to_instants(local, zone)
+    frequency = found(rows, written)
+    assert frequency.name == "months"
+    assert not frequency.gaps(rows[:-1], rows[1:]).any()
+    assert settled(parse_frequency("month"), rows, np.ones(len(rows) - 1, bool), written) == frequency
+    # From a winter into a summer, the clock of one offset is an hour late.
+    for first in (10, 20):
+        late = frequency.after(rows[first], 6) - rows[first + 1 : first + 7]
+        assert (np.abs(late) <= np.timedelta64(1, "h")).all()
+    assert found(rows[::3], written).name == "quarters"
 
 
 @pytest.mark.parametrize(

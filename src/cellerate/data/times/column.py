@@ -19,6 +19,7 @@ from cellerate.data.times.patterns import (
     way_of,
     zone_advice,
 )
+from cellerate.data.times.zones import offset_name
 from cellerate.errors import DataError
 from cellerate.messages import argument, marked
 from cellerate.settings import check_choice
@@ -200,7 +201,7 @@ class TimeParser:
             self._refuse(texts, row, int(np.argmin(good)))
         if parts.zoned.any():
             latest = int(np.argmax(found))
-            zone = _offset(int(parts.ahead[latest])) if parts.ahead.any() else "UTC"
+            zone = offset_name(int(parts.ahead[latest])) if parts.ahead.any() else "UTC"
             mixed = self.form.mixed or bool((parts.ahead != parts.ahead[0]).any())
             self.form = dataclasses.replace(self.form, zone=zone, mixed=mixed)
             found = found - parts.ahead.astype("timedelta64[m]")
@@ -238,7 +239,7 @@ class TimeParser:
         )
         mine = int(ahead[int(np.argmax(found))]) if len(ahead) == len(found) else 0
         mixed = self.form.mixed or bool((ahead != ahead[0]).any())
-        zone = _offset(mine) if ahead.any() else "UTC"
+        zone = offset_name(mine) if ahead.any() else "UTC"
         self.form = dataclasses.replace(self.form, zone=zone, mixed=mixed)
 
     def _refuse(self, texts: Any, row: int, bad: int) -> None:
@@ -354,12 +355,6 @@ def _first_bad(texts: Any, way: str) -> int:
         if (_numbers(one) if way == "number" else _fast(one, way)) is None:
             return at
     return 0
-
-
-def _offset(minutes: int) -> str:
-    if not minutes:
-        return "UTC"
-    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
 
 
 def _known(zone: str) -> str:

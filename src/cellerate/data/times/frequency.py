@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.times.trading_days import come_back, missing_weekdays
-from cellerate.data.times.zones import to_instants, to_local
+from cellerate.data.times.zones import and_an_hour_beside, to_instants, to_local
 from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
 
 _DAY = np.timedelta64(1, "D")
 _MONTH = np.timedelta64(1, "M")
+_SUMMER = np.timedelta64(1, "h")
 _UNITS_US = {"second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
 _UNITS_US["week"] = 7 * _UNITS_US["day"]
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
@@ -186,14 +187,12 @@ def find_frequency(times: np.ndarray, inside: np.ndarray, zone: str = "") -> Fre
         return None
     median = round(float(np.median(steps)))
     days = local.astype("datetime64[D]")
-    same_clock = bool(
-        (local - days.astype("datetime64[us]") == local[0] - days[0].astype("datetime64[us]")).all()
-    )
-    if same_clock and median >= 28 * _UNITS_US["day"]:
-        monthly = _monthly(local, days, inside, zone)
+    if median >= 28 * _UNITS_US["day"]:
+        monthly = _monthly(times, inside, zone)
         if monthly is not None:
             return monthly
-    if same_clock and median == _UNITS_US["day"]:
+    clock = local - days.astype("datetime64[us]")
+    if (clock == clock[0]).all() and median == _UNITS_US["day"]:
         before, after = days[:-1][inside], days[1:][inside]
         crosses = np.busday_count(before, after) < (after - before).astype(np.int64)
         if crosses.any() and np.is_busday(days).all():
@@ -225,11 +224,11 @@ def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str)
             f"{argument('frequency')} is {wanted.name}, but the times are plain numbers: leave it out, or name the "
             f"column of dates ({argument('time_column')})."
         )
-    days = to_local(times, zone).astype("datetime64[D]")
     if wanted.unit == "trading-day":
-        return _trading(missing_weekdays(days, inside), zone)
-    day = _day_of_month(days) if wanted.unit == "month" else 0
-    return dataclasses.replace(wanted, day=day or 0, zone=zone)
+        return _trading(missing_weekdays(to_local(times, zone).astype("datetime64[D]"), inside), zone)
+    days = _days_of_months(times, zone) if wanted.unit == "month" else None
+    day, zone = days or (0, zone)
+    return dataclasses.replace(wanted, day=day, zone=zone)
 
 
 def season_of(frequency: Frequency | None) -> int | None:
@@ -286,13 +285,31 @@ def _each(frequency: Frequency) -> str:
     return name.removesuffix("s") if not name[0].isdigit() else name
 
 
-def _monthly(local: np.ndarray, days: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:
-    months = np.diff(_months(local))[inside]
+def _monthly(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:
+    found = _days_of_months(times, zone)
+    if found is None:
+        return None
+    day, zone = found
+    months = np.diff(_months(to_local(times, zone)))[inside]
     count = round(float(np.median(months)))
     if count < 1 or months.min() < 1 or (months % count).any():
         return None
-    day = _day_of_month(days)
-    return None if day is None else Frequency("month", count, day, zone)
+    return Frequency("month", count, day, zone)
+
+
+def _days_of_months(times: np.ndarray, zone: str) -> tuple[int, str] | None:
+    """The day of the month on which all rows lie, and the zone whose clock shows it; None if there is none.
+
+    A clock that is put forward in summer and was written in UTC, or with its offsets, differs by an hour there.
+    """
+    for beside in and_an_hour_beside(zone):
+        local = to_local(times, beside)
+        days = local.astype("datetime64[D]")
+        if np.ptp(local - days.astype("datetime64[us]")) <= _SUMMER:
+            day = _day_of_month(days)
+            if day is not None:
+                return day, beside
+    return None
 
 
 def _day_of_month(days: np.ndarray) -> int | None:

@@ -41,6 +41,22 @@ def check_zone(name: str | None) -> None:
         ) from error
 
 
+def offset_name(minutes: int) -> str:
+    """The name of the zone whose clock is always so many minutes ahead of UTC."""
+    if not minutes:
+        return "UTC"
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
+
+
+def and_an_hour_beside(zone: str) -> list[str]:
+    """A zone, and the offsets an hour ahead of it and behind it; a named zone alone, for it knows its own summers."""
+    fixed = "+00:00" if zone in ("", "UTC") else zone
+    if not _OFFSET.fullmatch(fixed):
+        return [zone]
+    ahead = int(offsets_at(np.zeros(1, "datetime64[us]"), fixed)[0] // np.timedelta64(1, "m"))
+    return [zone, offset_name(ahead + 60), offset_name(ahead - 60)]
+
+
 def offsets_at(instants: np.ndarray, zone: str) -> np.ndarray:
     """timedelta64[us]: how far a zone's clock is ahead of UTC at datetime64[us] instants, of any shape."""
     if not instants.size:
