@@ -281,20 +281,24 @@ def _replace(owner: type, name: str, method: Any) -> None:
 
 
 def _accelerate_around(model: keras.Layer, engine: str, summed: bool) -> None:
-    """Accelerates the rest of a model with accelerated LSTMs: Dense layers on a CPU, and the training step."""
+    """Accelerates the rest of a model: Dense layers on a CPU, and the training step, beside an accelerated LSTM.
+
+    An engine that is required takes the training step of any model, if only to refuse it.
+    """
     found = list(model._flatten_layers(include_self=True))
     implementations = {implementation_of(layer) for layer in found}
-    if "cellerate-cpu" in implementations:
+    on_core = "cellerate-cpu" in implementations
+    if on_core:
         keep_freed_memory()
         for layer in found:
             if isinstance(layer, layers.Dense):
                 _accelerate_dense(layer)
-        if engine != "off" and isinstance(model, keras.Model):
-            model.make_train_function = functools.partial(seam.make_train_function, model, engine, summed)
-            model.make_test_function = functools.partial(seam.make_test_function, model)
-            model.make_predict_function = functools.partial(seam.make_predict_function, model)
+    if isinstance(model, keras.Model) and (engine == "require" or (on_core and engine != "off")):
+        model.make_train_function = functools.partial(seam.make_train_function, model, engine, summed)
+        model.make_test_function = functools.partial(seam.make_test_function, model)
+        model.make_predict_function = functools.partial(seam.make_predict_function, model)
     captures = "cellerate-cuda" in implementations and hasattr(fused.bridge(), "capture_step")
-    if captures and isinstance(model, keras.Model):
+    if captures and engine != "require" and isinstance(model, keras.Model):
         model.make_train_function = functools.partial(cuda_graph_step.make_train_function, model)
 
 

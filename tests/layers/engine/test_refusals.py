@@ -10,8 +10,10 @@ from keras import layers
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
+from cellerate.layers import accelerate as accelerating
 from cellerate.layers.engine.batches import Misfit
 from cellerate.layers.engine.parts import StepParts, parts_of
+from cellerate.layers.engine.seam import reasons_of
 from cellerate.layers.engine.step import EngineStep
 from cellerate.layers.explain import explain
 from support.keras_models.engine_models import CASES, data_of
@@ -179,6 +181,21 @@ def test_required_engine_refuses_every_fit(name: str) -> None:
     for _ in range(2):
         with pytest.raises(ModelError, match=reason):
             model.fit(X, Y, verbose=0)
+
+
+def test_required_engine_refuses_a_model_without_kernels() -> None:
+    model = cellerate.accelerate(model_of(lstm=layers.GRU(4)), engine="require")
+    with pytest.raises(ModelError, match="no gru"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_required_engine_trains_a_model_whose_layers_stay_with_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a processor without vectors, where JAX and TensorFlow run an LSTM faster than the kernels.
+    monkeypatch.setattr(accelerating, "_accelerate_layer", lambda *_: None)
+    model = cellerate.accelerate(model_of(), engine="require")
+    model.fit(X, Y, verbose=0)
+    assert not any(map(accelerating.is_accelerated, model.layers))
+    assert reasons_of(model) == ()
 
 
 @pytest.mark.parametrize(
