@@ -50,6 +50,22 @@ def test_inputs_in_any_structure_train_like_keras(structure: Any, batch: Any) ->
         np.testing.assert_allclose(our, one, atol=2e-6)
 
 
+@pytest.mark.parametrize("declared", ["int32", "uint8", "bool", "float16", "bfloat16"])
+@pytest.mark.parametrize("found", ["float32", "int64", "bool"])
+def test_inputs_take_the_dtype_of_the_model_first(declared: str, found: str) -> None:
+    source = keras.Sequential([keras.Input((5, 3), dtype=declared), layers.LSTM(4), layers.Dense(1)])
+    x = np.abs(3 * SERIES).astype(found)
+    results = []
+    for engine in (None, "require"):
+        model = keras.models.clone_model(source)
+        model.set_weights(source.get_weights())
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        if engine is not None:
+            cellerate.accelerate(model, engine=engine)
+        results.append([model.train_on_batch(x, Y), model.evaluate(x, Y, verbose=0)])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("structure", "values"),
     [

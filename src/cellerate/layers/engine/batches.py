@@ -114,15 +114,18 @@ def _array(values: Any) -> np.ndarray:
     return np.asarray(values if detach is None else detach())
 
 
-def input_array(values: Any, shape: Any, dtype: str) -> np.ndarray:
+def input_array(values: Any, declared: str, shape: Any, dtype: str) -> np.ndarray:
     """An input in the core's form.
 
     Args:
         values: (B, ...).
+        declared: The dtype of the model's input.
         shape: The shape that the model expects, with -1 for any size.
         dtype: The dtype of the input's node.
     """
     array = _array(values)
+    if not _keeps_values(array.dtype, declared):
+        array = keras.ops.convert_to_numpy(keras.ops.cast(values, declared))
     # Like Keras, accept an input that lacks a last axis of size 1, or has one too many.
     if array.ndim == len(shape) - 1 and shape[-1] == 1:
         array = array[..., None]
@@ -133,6 +136,15 @@ def input_array(values: Any, shape: Any, dtype: str) -> np.ndarray:
     if any(size not in (-1, found) for size, found in zip(shape[1:], array.shape[1:], strict=True)):
         raise Misfit(f"an input has the shape {array.shape}")
     return _of_type(array, dtype)
+
+
+def _keeps_values(found: np.dtype, declared: str) -> bool:
+    """False if Keras, which first converts a batch to the dtype of the model's input, changes its values."""
+    if declared in ("float32", "float64"):
+        # The core computes in float32 at most.
+        return True
+    # NumPy's ids are int64; a conversion would cost each step time, and ids too large for int32 fit into no table.
+    return np.can_cast(found, declared) or (found.kind in "iu" and declared in ("int32", "int64"))
 
 
 def _of_type(array: np.ndarray, dtype: str) -> np.ndarray:

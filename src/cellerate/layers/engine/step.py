@@ -95,7 +95,9 @@ class EngineStep:
         self.watch: Watch | None = None
         self._activations = activations_of_logits(graph.nodes, graph.outputs)
         self._observer = Observer(parts.observed, self._activations) if parts.observed else None
-        self._inputs_structure = functional_graph(model)._inputs_struct  # type: ignore[union-attr]
+        functional: Any = functional_graph(model)
+        self._inputs_structure = functional._inputs_struct
+        self._declared = [tensor.dtype for tensor in functional.inputs]
         self._sizes: dict[Any, Any] = {}
         self._nodes = [
             dataclasses.replace(node, arrays={name: self._node_array(number, name) for name in node.arrays})
@@ -268,9 +270,11 @@ class EngineStep:
         if len(flat) != len(names):
             raise Misfit(f"expected {len(names)} inputs, got {len(flat)}")
         found = [
-            input_array(values, shape, str(self._nodes[number].options["dtype"]))
+            input_array(values, declared, shape, str(self._nodes[number].options["dtype"]))
             # Carried states come after the inputs.
-            for values, (number, shape) in zip(flat, self._shapes.items(), strict=False)
+            for values, declared, (number, shape) in zip(
+                flat, self._declared, self._shapes.items(), strict=False
+            )
         ]
         if any(len(state) != len(found[0]) for state in self._states):
             raise Misfit(f"expected as many rows as the carried states have, got {len(found[0])}")
