@@ -66,6 +66,53 @@ def test_inputs_take_the_dtype_of_the_model_first(declared: str, found: str) -> 
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
 
+def sparse_tensor(values: Any) -> Any:
+    """A sparse tensor of the backend that the tests run on."""
+    if keras.backend.backend() == "jax":
+        from jax.experimental.sparse import BCOO
+
+        return BCOO.fromdense(values)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.sparse.from_dense(values)
+    return keras.ops.convert_to_tensor(values).to_sparse()
+
+
+@pytest.mark.usefixtures("misfits")
+def test_sparse_inputs_are_left_to_keras() -> None:
+    x = np.where(STATIC > 0, STATIC, 0)
+    source = keras.Sequential([keras.Input((2,)), layers.Dense(3), layers.Reshape((3, 1)), layers.LSTM(4)])
+    y = np.ones((12, 4), np.float32)
+    results = []
+    for values, engine in ((x, None), (sparse_tensor(x), "require")):
+        model = keras.models.clone_model(source)
+        model.set_weights(source.get_weights())
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        if engine is not None:
+            cellerate.accelerate(model, engine=engine)
+        results.append([model.train_on_batch(values, y) for _ in range(3)])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="only there does Keras pass on tensors of torch"
+)
+def test_bfloat16_batches_of_torch_train_like_float32() -> None:
+    import torch
+
+    tensors = [torch.from_numpy(each).to(torch.bfloat16) for each in (SERIES, Y)]
+    model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4), layers.Dense(1)])
+    found = []
+    for x, y in (tensors, [each.float() for each in tensors]):
+        made = keras.models.clone_model(model)
+        made.set_weights(model.get_weights())
+        made.compile(keras.optimizers.SGD(0.1), "mse")
+        cellerate.accelerate(made, engine="require")
+        found.append([made.train_on_batch(x, y) for _ in range(3)])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("structure", "values"),
     [

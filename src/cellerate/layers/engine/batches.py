@@ -107,11 +107,21 @@ def compared_with(
 
 
 def _array(values: Any) -> np.ndarray:
-    """A tensor of any framework as a NumPy array, without a copy where possible."""
+    """A dense tensor of any framework as a NumPy array, without a copy where possible."""
     if isinstance(values, np.ndarray):
         return values
     detach = getattr(values, "detach", None)
-    return np.asarray(values if detach is None else detach())
+    tensor = values if detach is None else detach()
+    try:
+        found = np.asarray(tensor)
+    except TypeError as error:
+        if str(getattr(tensor, "dtype", "")) != "torch.bfloat16":
+            raise Misfit(str(error)) from error
+        # NumPy has no such dtype.
+        found = np.asarray(tensor.float())
+    if found.dtype == object:
+        raise Misfit(f"a tensor is a {type(values).__name__}, which is not dense")
+    return found
 
 
 def input_array(values: Any, declared: str, shape: Any, dtype: str) -> np.ndarray:
