@@ -70,6 +70,16 @@ def check_table(output: Path, data: Iterable[str | Path]) -> None:
     check_writable(output)
 
 
+def check_read(data: Sequence[str | Path] | None, *options: Any) -> None:
+    """Raise `ConfigError` if records of options are given for reading tables, and no tables to read."""
+    if not data and any(map(changed_fields, options)):
+        given = {name: value for each in options for name, value in changed_fields(each).items()}
+        named = ", ".join(argument(name, value) for name, value in given.items())
+        raise ConfigError(
+            f"{named} is for reading {argument('data')}, and there are none: give data, or leave it out."
+        )
+
+
 @contextlib.contextmanager
 def notes_at_end(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Collect the messages of a library function about reading tables, and show each once at the end.

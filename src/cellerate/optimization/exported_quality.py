@@ -5,15 +5,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cellerate.compress.record import QualityGate
+from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.exports.exported_model import ExportedModel
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.workloads.opening import open_workload
 from cellerate.tasks.exporting import Quality
+from cellerate.tasks.settings import ReadingOptions
 
 
 def quality_judge(
-    model: str | os.PathLike[str], data: Sequence[str | Path], *, max_loss: float = 0.01, seed: int = 0
+    model: str | os.PathLike[str],
+    data: Sequence[str | Path],
+    *,
+    max_loss: float = 0.01,
+    seed: int = 0,
+    reading: ReadingOptions = ReadingOptions(),  # noqa: B008 (frozen)
+    table: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Callable[[ExportedModel], Quality]:
     """Return a judge of an exported model, which `cellerate.export` calls before it keeps the file.
 
@@ -24,9 +32,12 @@ def quality_judge(
         data: Data of its task, such as the training data.
         max_loss: The allowed loss of quality, as a share.
         seed: The seed that splits the data into parts.
+        reading: Options of reading tables that differ from the training.
+        table: The format of tables, where it cannot be detected.
 
     Raises:
-        ConfigError: The model is not a `.keras` file, there are no data, or `max_loss` is below 0.
+        ConfigError: The model is not a `.keras` file, there are no data, `max_loss` is below 0, or there are options of
+            tables for another task.
         DataError: The data cannot be used.
         ModelError: The model cannot be opened, or its task is unknown.
 
@@ -41,7 +52,7 @@ def quality_judge(
             f"{path} is packed; to judge an export on data, give the .keras file that it was made from."
         )
     QualityGate(max_loss)
-    work = open_workload(path, data, seed=seed)
+    work = open_workload(path, data, seed=seed, reading=reading, table=table)
 
     def judge(exported: ExportedModel) -> Quality:
         before, after = (work.judge(each, "test") for each in (work.model, exported))

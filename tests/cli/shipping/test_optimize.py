@@ -12,6 +12,7 @@ from support.error_lines import one_error
 pytestmark = pytest.mark.keras
 
 DATA = {"text": "t.txt", "series": "s.csv", "embed": "l.txt"}
+SUFFIX = {"optimize": "", "export": ".onnx", "profile": ".html"}
 
 
 def test_optimize_help_names_every_setting_and_shows_an_example(cellerate):
@@ -84,12 +85,13 @@ def test_optimize_with_wrong_or_missing_data_gives_a_one_line_error(cellerate, h
     assert not (here / "out").exists()
 
 
-def test_optimize_of_data_with_gaps_advises_an_option_that_it_takes(cellerate, here, made):
+@pytest.mark.parametrize("verb", ["optimize", "export", "profile"])
+def test_data_with_gaps_are_refused_with_an_option_that_the_verb_takes(verb, cellerate, here, made):
     (here / "gaps.csv").write_text((here / "s.csv").read_text() + "2030-01-01,,\n")
-    code, _, err = cellerate("optimize", made / "series.keras", "--data", "gaps.csv", "-o", "out")
+    code, _, err = cellerate(verb, made / "series.keras", "--data", "gaps.csv", "-o", f"out{SUFFIX[verb]}")
     assert code != 0
     assert "--missing drop" in one_error(err)
-    code, out, _ = cellerate("optimize", "--help")
+    code, out, _ = cellerate(verb, "--help")
     assert "--missing" in out
 
 

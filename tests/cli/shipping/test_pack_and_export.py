@@ -136,6 +136,17 @@ def test_export_evaluates_on_data_and_removes_a_worse_file(cellerate, made, tmp_
     assert not (tmp_path / "t.tflite").exists()
 
 
+def test_export_reads_data_as_the_options_say(cellerate, here, made):
+    (here / "gaps.csv").write_text((here / "s.csv").read_text() + "2030-01-01,,\n")
+    words = ["export", made / "series.keras", "-o", "s.onnx", "--missing", "drop"]
+    code, _, err = cellerate(*words)
+    assert code == 2
+    assert "--missing drop is for reading --data, and there are none" in one_error(err)
+    code, out, err = cellerate(*words, "--data", "gaps.csv", "--max-quality-loss", "0.5")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("quality  ")
+
+
 def test_pack_lists_every_unsupported_layer_and_writes_nothing(cellerate, tmp_path):
     import keras
 

@@ -1,23 +1,33 @@
 """`cellerate profile`: where the time of a model goes, and what would shorten it most."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cellerate.cli.backend import start_backend_for
-from cellerate.cli.options import Backend, Json, Quiet, operand, option
+from cellerate.cli.options import Backend, Json, Quiet, operand, option, with_settings
 from cellerate.cli.output import notify, print_json, print_result
+from cellerate.cli.tables import check_read
+from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.machine.environment import require
+from cellerate.tasks.settings import ReadingOptions
 
 if TYPE_CHECKING:
     from cellerate.observe.profiling.record import Profile
+    from cellerate.optimization.workloads.base import Workload
 
 
+@with_settings("reading", ReadingOptions, panel="Reading of series")
+@with_settings("table", TableOptions, panel="Tables")
 def profile(
     model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone, or a .cell.")],
+    reading: ReadingOptions,
+    table: TableOptions,
     data: Annotated[
         list[str] | None,
         option(
@@ -66,6 +76,7 @@ def profile(
     """
     if output is not None:
         _check_page(output)
+    check_read(data, reading, table)
     announce = (lambda text: None) if quiet else (lambda text: notify(f"measuring: {text}"))
     if model.suffix == ".cell":
         if data or trace or implementation:
@@ -85,7 +96,7 @@ def profile(
         start_backend_for(model, backend, data or ())
         found = _training(
             model,
-            data or [],
+            functools.partial(_work, model, data, reading, table) if data else None,
             batch_size,
             steps,
             implementation,
@@ -116,9 +127,16 @@ def _check_page(output: Path) -> None:
     check_writable(output)
 
 
+def _work(path: Path, data: list[str], reading: ReadingOptions, table: TableOptions) -> "Workload":
+    """Opens a model and data of its task."""
+    from cellerate.optimization.workloads.opening import open_workload
+
+    return open_workload(path, data, seed=0, reading=reading, table=table)
+
+
 def _training(
     path: Path,
-    data: list[str],
+    open_work: "Callable[[], Workload] | None",
     batch_size: int | None,
     steps: int | None,
     implementation: str | None,
@@ -137,11 +155,10 @@ def _training(
     from cellerate.training.settings import TrainingSettings
 
     common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "notify": notify}
-    if data:
+    if open_work is not None:
         from cellerate.optimization.training import settings_of
-        from cellerate.optimization.workloads.opening import open_workload
 
-        work = open_workload(path, data, seed=0)
+        work = open_work()
         loaded, rows = work.model, batch_size or work.batch_size
         _check_sizes(loaded, rows, steps)
         source, held_out = work.source(loaded, rows, steps), work.validation(loaded, rows)

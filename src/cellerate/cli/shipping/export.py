@@ -2,23 +2,33 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cellerate.cli.backend import start_backend, start_backend_for, without_notes
-from cellerate.cli.options import Backend, Json, operand, option
+from cellerate.cli.options import Backend, Json, operand, option, with_settings
 from cellerate.cli.output import print_json, print_result
+from cellerate.cli.tables import check_read
+from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.exports.formats.registry import FORMATS
 from cellerate.format import size
 from cellerate.settings import check_choice, check_number
+from cellerate.tasks.settings import ReadingOptions
+
+if TYPE_CHECKING:
+    from cellerate.tasks.exporting import Exported
 
 _PRECISIONS = "; ".join(f"{one.name}: {', '.join(one.precisions)}" for one in FORMATS.values())
 
 
+@with_settings("reading", ReadingOptions, panel="Reading of series")
+@with_settings("table", TableOptions, panel="Tables")
 def export(
     model: Annotated[Path, operand("A .keras file, of Cellerate or of anyone, or a .cell.")],
+    reading: ReadingOptions,
+    table: TableOptions,
     to: Annotated[str, typer.Option(help=f"The format: {', '.join(FORMATS)}.")] = "onnx",
     output: Annotated[
         Path | None,
@@ -72,6 +82,7 @@ def export(
     check_export(target, to, precision)
     check_number("batch_size", batch_size, at_least=1, whole=True)
     check_number("max_quality_loss", max_quality_loss, at_least=0)
+    check_read(data, reading, table)
     if form.backend:
         if backend not in (None, form.backend):
             raise ConfigError(
@@ -86,7 +97,7 @@ def export(
     if data:
         from cellerate.optimization.exported_quality import quality_judge
 
-        judge = quality_judge(model, data, max_loss=max_quality_loss)
+        judge = quality_judge(model, data, max_loss=max_quality_loss, reading=reading, table=table)
     with without_notes():
         done = export_model(
             model,
@@ -103,6 +114,11 @@ def export(
         print_json(dataclasses.asdict(done) | {"path": str(done.path), "output_bytes": written})
         return
     print_result(f"{done.path}: {size(written)}, {to}, {precision}{', replaced' * replaced}")
+    _show(done)
+
+
+def _show(done: "Exported") -> None:
+    """Shows the checks that an export passed."""
     print_result(f"inputs   {', '.join(done.inputs)}")
     print_result(f"outputs  {', '.join(done.outputs)}")
     allowed = "" if done.tolerance is None else f" (at most {done.tolerance:.0e})"
