@@ -122,3 +122,30 @@ def test_two_dimensional_inputs_and_dynamic_shapes_keep_their_shapes():
     accelerate(model)
     np.testing.assert_allclose(model.predict(many, verbose=0), expected, atol=2e-6)
     assert model.predict(many[:7], verbose=0).shape == (7, 1500)
+
+
+def test_inputs_of_another_dtype_give_what_keras_gives(calls):
+    narrow = keras.ops.convert_to_tensor(RANDOM.normal(size=(B * T, H)), "float16")
+    expected = model_of().layers[-1].call(narrow)
+    found = accelerate(model_of()).layers[-1].call(narrow)
+    assert found.dtype == expected.dtype
+    assert calls == []
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has no sparse tensors on torch")
+def test_sparse_inputs_stay_with_keras(calls):
+    if keras.backend.backend() == "jax":
+        from jax.experimental.sparse import BCOO as SparseTensor  # noqa: N811 (as TensorFlow calls its own)
+
+        sparse = SparseTensor.fromdense(np.eye(2000, dtype=np.float32)[:B])
+    else:
+        import tensorflow as tf
+
+        sparse = tf.sparse.from_dense(np.eye(2000, dtype=np.float32)[:B])
+    x = keras.Input((2000,), sparse=True)
+    steps = keras.layers.RepeatVector(3)(keras.layers.Dense(V)(x))
+    model = keras.Model(x, keras.layers.LSTM(4)(steps))
+    expected = keras.ops.convert_to_numpy(model(sparse))
+    accelerate(model)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(model(sparse)), expected, atol=2e-6)
+    assert calls == []

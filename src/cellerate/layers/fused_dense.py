@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras import layers, ops
 
 from cellerate.keras_graph.keras_backend import weight
@@ -35,7 +36,7 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
     Args:
         layer: The layer; with LoRA or quantized weights it runs the original.
         original: Keras's own `call` of this layer.
-        inputs: (..., K).
+        inputs: (..., K); sparse tensors, and dtypes other than the layer's, run the original.
         training: Passed on to Keras's call; the core ignores it.
 
     Returns:
@@ -43,16 +44,23 @@ def run(layer: layers.Dense, original: Callable[..., Any], inputs: Any, training
     """
     inputs = ops.convert_to_tensor(inputs)
     changed = getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None) is not None
-    if changed or not _worth_it(inputs.shape, layer.units) or fused.traced_for() is not None:
+    other = not _is_dense(inputs) or keras.backend.standardize_dtype(inputs.dtype) != layer.compute_dtype
+    if changed or other or not _worth_it(inputs.shape, layer.units) or fused.traced_for() is not None:
         return original(inputs, training=training)
     width = inputs.shape[-1]
-    x = ops.reshape(ops.cast(inputs, layer.compute_dtype), (-1, width))
+    x = ops.reshape(inputs, (-1, width))
     arrays = {"x": x, "kernel": weight(layer.kernel)}
     if layer.bias is not None:
         arrays["bias"] = weight(layer.bias)
     (y,) = fused.bridge().run(DENSE, arrays)
     y = ops.reshape(y, (*ops.shape(inputs)[:-1], layer.units))
     return y if layer.activation is None else layer.activation(y)
+
+
+def _is_dense(tensor: Any) -> bool:
+    """False for the sparse tensors of JAX, TensorFlow and torch, each of which says so in its own way."""
+    marks = (hasattr(tensor, "todense"), hasattr(tensor, "dense_shape"), getattr(tensor, "is_sparse", False))
+    return not any(marks)
 
 
 def _worth_it(shape: tuple[int | None, ...], units: int) -> bool:
