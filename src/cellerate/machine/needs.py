@@ -10,6 +10,9 @@ from cellerate.settings import changed_fields
 
 _FLOAT_BYTES = 4
 _GATES = {"lstm": 4, "gru": 3, "simple_rnn": 1}
+# The fields of settings that decide the size of a model, and the names that tasks have for the steps of a row.
+_SIZES = ("units", "layers", "embedding", "latent")
+_STEPS = ("window", "length", "max_length")
 
 
 def check_memory(data: Any, architecture: Any) -> None:
@@ -26,10 +29,6 @@ def check_memory(data: Any, architecture: Any) -> None:
         _check(needed, "the weights of the model and their gradients", architecture, _SIZES)
     steps = next(getattr(data, name) for name in _STEPS if hasattr(data, name))
     _check(_FLOAT_BYTES * data.batch_size * steps, "a single batch", data, ("batch_size", *_STEPS))
-
-
-_SIZES = ("units", "layers", "embedding", "latent")
-_STEPS = ("window", "length", "max_length")
 
 
 def _weights(architecture: Any) -> int:
