@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from keras import layers
 
-import cellerate
 from cellerate.layers.engine.batches import Misfit, for_each_input
 from cellerate.layers.engine.seam import reasons_of
+from support.keras_models.engine_models import compiled
 
 pytestmark = [
     pytest.mark.keras,
@@ -38,11 +38,7 @@ def test_inputs_in_any_structure_train_like_keras(structure: Any, batch: Any) ->
     source = keras.Model(structure(a, b), outputs)
     found = []
     for engine in (None, "require"):
-        model = keras.models.clone_model(source)
-        model.set_weights(source.get_weights())
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        if engine is not None:
-            cellerate.accelerate(model, engine=engine)
+        model = compiled(source, engine, optimizer=keras.optimizers.SGD(0.1), loss="mse")
         model.fit(batch, Y, 4, shuffle=False, verbose=0)
         found.append(model)
     assert reasons_of(found[1]) == ()
@@ -57,11 +53,7 @@ def test_inputs_take_the_dtype_of_the_model_first(declared: str, found: str) -> 
     x = np.abs(3 * SERIES).astype(found)
     results = []
     for engine in (None, "require"):
-        model = keras.models.clone_model(source)
-        model.set_weights(source.get_weights())
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        if engine is not None:
-            cellerate.accelerate(model, engine=engine)
+        model = compiled(source, engine, optimizer=keras.optimizers.SGD(0.1), loss="mse")
         results.append([model.train_on_batch(x, Y), model.evaluate(x, Y, verbose=0)])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
@@ -86,11 +78,7 @@ def test_sparse_inputs_are_left_to_keras() -> None:
     y = np.ones((12, 4), np.float32)
     results = []
     for values, engine in ((x, None), (sparse_tensor(x), "require")):
-        model = keras.models.clone_model(source)
-        model.set_weights(source.get_weights())
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        if engine is not None:
-            cellerate.accelerate(model, engine=engine)
+        model = compiled(source, engine, optimizer=keras.optimizers.SGD(0.1), loss="mse")
         results.append([model.train_on_batch(values, y) for _ in range(3)])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4)
 
@@ -105,10 +93,7 @@ def test_bfloat16_batches_of_torch_train_like_float32() -> None:
     model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4), layers.Dense(1)])
     found = []
     for x, y in (tensors, [each.float() for each in tensors]):
-        made = keras.models.clone_model(model)
-        made.set_weights(model.get_weights())
-        made.compile(keras.optimizers.SGD(0.1), "mse")
-        cellerate.accelerate(made, engine="require")
+        made = compiled(model, "require", optimizer=keras.optimizers.SGD(0.1), loss="mse")
         found.append([made.train_on_batch(x, y) for _ in range(3)])
     assert found[0] == found[1]
 
