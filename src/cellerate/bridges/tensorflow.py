@@ -116,8 +116,19 @@ def eagerly() -> Any:
 
 
 def one_element(element: Any, spec: Any) -> Any:
-    """An iterator over one element of a data set, with the shapes that the set promises, which may be unknown."""
-    alone = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(element))
+    """An iterator over one element of a data set, with the shapes that the set promises, which may be unknown.
+
+    Args:
+        element: The element, with None in the place of an empty optional.
+        spec: The description of the set's elements.
+    """
+
+    def as_promised(value: Any, promised: Any) -> Any:
+        is_empty = value is None and isinstance(promised, tf.OptionalSpec)
+        return tf.experimental.Optional.empty(None) if is_empty else value
+
+    given = tf.nest.map_structure(as_promised, element, spec)
+    alone = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(given))
     return iter(tf.data.experimental.from_variant(alone, spec))
 
 

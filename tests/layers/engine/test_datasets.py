@@ -84,3 +84,32 @@ def test_data_error_is_the_same_as_without_the_engine() -> None:
             model.fit(tf.data.Dataset.from_generator(broken, output_signature=spec), shuffle=False, verbose=0)
         messages.append(type(error.value))
     assert messages[0] is messages[1]
+
+
+class Shifted(keras.layers.Layer):
+    """Adds the sum of an input that may be missing; the engine does not know it."""
+
+    def call(self, x: Any, shift: Any = None) -> Any:
+        return x if shift is None else x + keras.ops.sum(shift)
+
+    def compute_output_shape(self, x_shape: Any, shift_shape: Any = None) -> Any:
+        return x_shape
+
+
+def test_missing_inputs_of_a_generator_reach_a_model_that_keras_trains() -> None:
+    def batches() -> Any:
+        for _ in range(3):
+            yield {"x": ROWS[..., None] / 24, "shift": None}, ROWS[:, :1] / 24
+
+    found = []
+    for accelerated in (False, True):
+        keras.utils.set_random_seed(0)
+        x, shift = keras.Input((4, 1), name="x"), keras.Input((2,), name="shift", optional=True)
+        outputs = keras.layers.Dense(1)(Shifted()(keras.layers.LSTM(2)(x), shift))
+        model = keras.Model({"x": x, "shift": shift}, outputs)
+        model.compile("sgd", "mse")
+        if accelerated:
+            cellerate.accelerate(model)
+        history = model.fit(batches(), steps_per_epoch=3, shuffle=False, verbose=0).history
+        found.append([*history["loss"], model.evaluate(batches(), steps=3, verbose=0)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
