@@ -6,11 +6,10 @@ from pathlib import Path
 
 from cellerate.compress.record import QualityGate
 from cellerate.data.settings import TableOptions
-from cellerate.errors import ConfigError
 from cellerate.exports.exported_model import ExportedModel
 from cellerate.optimization.judging import paired_loss
 from cellerate.optimization.workloads.opening import open_workload
-from cellerate.tasks.exporting import Quality
+from cellerate.tasks.exporting import Quality, check_judged
 from cellerate.tasks.settings import ReadingOptions
 
 
@@ -47,10 +46,7 @@ def quality_judge(
         Quality(metric='bits per character', before=1.871, after=1.879, loss=0.0043, max_loss=0.01)
     """
     path = Path(model)
-    if path.suffix == ".cell":
-        raise ConfigError(
-            f"{path} is packed; to judge an export on data, give the .keras file that it was made from."
-        )
+    check_judged(path)
     QualityGate(max_loss)
     work = open_workload(path, data, seed=seed, reading=reading, table=table)
 

@@ -219,6 +219,14 @@ def check_export(target: Path, to: str, precision: str) -> ExportFormat:
     return form
 
 
+def check_judged(model: Path) -> None:
+    """Raise `ConfigError` for a packed model: the data of its task need the model that it was made from."""
+    if model.suffix == ".cell":
+        raise ConfigError(
+            f"{model} is packed; to judge an export on data, give the .keras file that it was made from."
+        )
+
+
 def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".cell":
         return _exportable(read_cell(model))

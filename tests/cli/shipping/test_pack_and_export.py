@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from cellerate.cli.shipping import export
 from cellerate.kernels import native
 from cellerate.runtime.cell_format import read_container
 from cellerate.runtime.packed import load
@@ -134,6 +135,13 @@ def test_export_evaluates_on_data_and_removes_a_worse_file(cellerate, made, tmp_
     assert (code, out) == (2, "")
     assert "--max-quality-loss must be a number at least 0, not -1.0" in one_error(err)
     assert not (tmp_path / "t.tflite").exists()
+
+
+def test_export_of_a_packed_model_on_data_is_refused_before_keras_starts(cellerate, made, monkeypatch):
+    monkeypatch.setattr(export, "start_backend_for", lambda *_: pytest.fail("Keras was started"))
+    code, _, err = cellerate("export", "book.cell", "--data", made / "t.txt")
+    assert code == 2
+    assert "book.cell is packed; to judge an export on data, give the .keras file" in one_error(err)
 
 
 def test_export_reads_data_as_the_options_say(cellerate, here, made):

@@ -74,7 +74,7 @@ def export(
         cellerate export book.keras --to litert --precision int8 --data book.txt
     """
     # Checked first, for a framework takes seconds to start.
-    from cellerate.tasks.exporting import check_export, export as export_model
+    from cellerate.tasks.exporting import check_export, check_judged, export as export_model
 
     check_choice("to", to, tuple(FORMATS))
     form = FORMATS[to]
@@ -83,6 +83,8 @@ def export(
     check_number("batch_size", batch_size, at_least=1, whole=True)
     check_number("max_quality_loss", max_quality_loss, at_least=0)
     check_read(data, reading, table)
+    if data:
+        check_judged(model)
     if form.backend:
         if backend not in (None, form.backend):
             raise ConfigError(
