@@ -11,6 +11,8 @@ from typing import Any, ParamSpec
 
 import keras
 from keras.src.backend.common import global_state
+from keras.src.legacy.saving import saving_options, saving_utils
+from keras.src.saving import serialization_lib
 
 _P = ParamSpec("_P")
 _WAITING = "uninitialized_variables"
@@ -43,11 +45,12 @@ def at_once(build: Callable[_P, keras.Model]) -> Callable[_P, keras.Model]:
     return built
 
 
-def described_weights(config: Any) -> int:
+def described_weights(config: Any, *, hdf5: bool = False) -> int:
     """Return how many numbers the variables of a model hold, without allocating any of them.
 
     Args:
-        config: The model as `keras.saving.serialize_keras_object` describes it.
+        config: The model as `keras.saving.serialize_keras_object` describes it, or as an HDF5 file does.
+        hdf5: Whether it is from an HDF5 file, which describes layers in the words of Keras 2.
 
     Raises:
         Exception: Whatever Keras, or a registered class, raises for a description that it cannot build.
@@ -56,11 +59,17 @@ def described_weights(config: Any) -> int:
     try:
         # In such a scope, Keras creates the values of variables only at the end, and these never.
         with keras.StatelessScope(initialize_variables=False):
-            built = keras.saving.deserialize_keras_object(config)
+            built = _from_hdf5(config) if hdf5 else keras.saving.deserialize_keras_object(config)
             return sum(math.prod(variable.shape) for variable in built.variables)
     finally:
         # The next scope would create the values of all that wait.
         global_state.set_global_attribute(_WAITING, before)
+
+
+def _from_hdf5(config: Any) -> Any:
+    """The model that an HDF5 file describes, as Keras builds it when it loads one, and without running code of it."""
+    with saving_options.keras_option_scope(use_legacy_config=True), serialization_lib.SafeModeScope(True):
+        return saving_utils.model_from_config(config, custom_objects=keras.saving.get_custom_objects())
 
 
 def _draw(variables: list[Any]) -> None:

@@ -163,9 +163,10 @@ def load_model(
             readable, note = keras2_files.translated(source, Path(folder))
             # Keras 3 cannot read the optimizers of Keras 2.
             compiled = compiled and readable == source
-            if source.suffix == ".keras":
-                _check_described(source, readable)
+            _check_described(source, readable)
             model = keras.saving.load_model(readable, compile=compiled, safe_mode=True)
+    except ModelError:
+        raise
     except _FAILURES as error:
         raise _loading_failed(source, config, error) from error
     if note:
@@ -223,15 +224,13 @@ def _inspect(source: Path) -> tuple[Any, TaskRecord | None]:
 def _inspect_hdf5(source: Path) -> Any:
     """The model's description in an HDF5 file, checked before Keras reads the file."""
     try:
-        described, groups, stored = keras2_files.hdf5_contents(source)
+        described, groups, _ = keras2_files.hdf5_contents(source)
         if described is None and groups:
             raise ModelError(
                 f"{source} holds weights only, without the model that they belong to. Build the model as its author "
                 f"did, call model.load_weights({source.name!r}), and save it whole: model.save('model.keras')."
             )
-        config = None if described is None else json.loads(described)
-        _check_weights(source, sum(map(_fewest_weights, _dictionaries(config))), stored)
-        return config
+        return None if described is None else json.loads(described)
     except ModelError:
         raise
     except _FAILURES as error:
@@ -239,31 +238,28 @@ def _inspect_hdf5(source: Path) -> Any:
 
 
 def _check_described(source: Path, readable: Path) -> None:
-    """Refuses a `.keras` file that describes a model of far more weights than it holds.
+    """Refuses a file that describes a model of far more weights than it holds.
+
+    Building a model allocates its memory before any weight is read, and JAX ends the process when memory runs out.
 
     Args:
         source: The file, for messages.
-        readable: The same in the words of Keras 3.
+        readable: The same in the words of this Keras.
     """
-    with zipfile.ZipFile(readable) as archive:
-        config = json.loads(archive.read(_CONFIG))
-        stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
+    hdf5 = readable.suffix != ".keras"
+    if hdf5:
+        described, _, stored = keras2_files.hdf5_contents(readable)
+        config = json.loads(described or "null")
+    else:
+        with zipfile.ZipFile(readable) as archive:
+            config = json.loads(archive.read(_CONFIG)) | {"compile_config": None}
+            stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
     needed = 0
     # What cannot be counted, such as a class that reads its weights while it is built, is left to Keras.
     with contextlib.suppress(*_FAILURES):
-        needed = described_weights(config | {"compile_config": None})
-    _check_weights(source, needed, stored)
-
-
-def _check_weights(source: Path, needed: int, stored: int) -> None:
-    """Refuses a file that describes a model of `needed` weights or more, and holds `stored` bytes of far fewer.
-
-    Building a model allocates its memory before any weight is read, and JAX ends the process when memory runs out.
-    """
+        needed = described_weights(config, hdf5=hdf5)
     if needed > _WEIGHTS_PER_BYTE * stored:
-        raise damaged_model(
-            source, f"it describes at least {needed:,} weights and holds {stored:,} bytes of them"
-        )
+        raise damaged_model(source, f"it describes {needed:,} weights and holds {stored:,} bytes of them")
 
 
 def _check_sizes(source: Path, archive: zipfile.ZipFile) -> None:
@@ -399,13 +395,6 @@ def _dictionaries(tree: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
-
-
-def _fewest_weights(node: dict[str, Any]) -> int:
-    """A lower bound for the weights of a layer, if the dictionary is a layer's config; else 0."""
-    sizes = {key: node.get(key) for key in ("units", "filters", "input_dim", "output_dim")}
-    units, filters, rows, columns = (n if type(n) is int and n > 0 else 0 for n in sizes.values())
-    return units * units if "recurrent_initializer" in node else max(units, filters, rows * columns)
 
 
 def _carries_code(source: Path) -> ModelError:
