@@ -7,6 +7,7 @@ import pytest
 from cellerate.kernels.dense import DENSE
 from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate, restore
+from support.keras_models.sparse import sparse_tensor
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 
@@ -134,14 +135,7 @@ def test_inputs_of_another_dtype_give_what_keras_gives(calls):
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras has no sparse tensors on torch")
 def test_sparse_inputs_stay_with_keras(calls):
-    if keras.backend.backend() == "jax":
-        from jax.experimental.sparse import BCOO as SparseTensor  # noqa: N811 (as TensorFlow calls its own)
-
-        sparse = SparseTensor.fromdense(np.eye(2000, dtype=np.float32)[:B])
-    else:
-        import tensorflow as tf
-
-        sparse = tf.sparse.from_dense(np.eye(2000, dtype=np.float32)[:B])
+    sparse = sparse_tensor(np.eye(2000, dtype=np.float32)[:B])
     x = keras.Input((2000,), sparse=True)
     steps = keras.layers.RepeatVector(3)(keras.layers.Dense(V)(x))
     model = keras.Model(x, keras.layers.LSTM(4)(steps))

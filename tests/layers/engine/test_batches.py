@@ -10,6 +10,7 @@ from keras import layers
 from cellerate.layers.engine.batches import Misfit, for_each_input
 from cellerate.layers.engine.seam import reasons_of
 from support.keras_models.engine_models import compiled
+from support.keras_models.sparse import sparse_tensor
 
 pytestmark = [
     pytest.mark.keras,
@@ -56,19 +57,6 @@ def test_inputs_take_the_dtype_of_the_model_first(declared: str, found: str) -> 
         model = compiled(source, engine, optimizer=keras.optimizers.SGD(0.1), loss="mse")
         results.append([model.train_on_batch(x, Y), model.evaluate(x, Y, verbose=0)])
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
-
-
-def sparse_tensor(values: Any) -> Any:
-    """A sparse tensor of the backend that the tests run on."""
-    if keras.backend.backend() == "jax":
-        from jax.experimental.sparse import BCOO
-
-        return BCOO.fromdense(values)
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return tf.sparse.from_dense(values)
-    return keras.ops.convert_to_tensor(values).to_sparse()
 
 
 @pytest.mark.usefixtures("misfits")
