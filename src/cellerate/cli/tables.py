@@ -72,8 +72,8 @@ def check_table(output: Path, data: Iterable[str | Path]) -> None:
 
 def check_read(data: Sequence[str | Path] | None, *options: Any) -> None:
     """Raise `ConfigError` if records of options are given for reading tables, and no tables to read."""
-    if not data and any(map(changed_fields, options)):
-        given = {name: value for each in options for name, value in changed_fields(each).items()}
+    given = {name: value for each in options for name, value in changed_fields(each).items()}
+    if given and not data:
         named = ", ".join(argument(name, value) for name, value in given.items())
         raise ConfigError(
             f"{named} is for reading {argument('data')}, and there are none: give data, or leave it out."

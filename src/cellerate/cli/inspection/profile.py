@@ -1,8 +1,6 @@
 """`cellerate profile`: where the time of a model goes, and what would shorten it most."""
 
-import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -96,7 +94,7 @@ def profile(
         start_backend_for(model, backend, data or ())
         found = _training(
             model,
-            functools.partial(_work, model, data, reading, table) if data else None,
+            _opened(model, data, reading, table) if data else None,
             batch_size,
             steps,
             implementation,
@@ -127,7 +125,7 @@ def _check_page(output: Path) -> None:
     check_writable(output)
 
 
-def _work(path: Path, data: list[str], reading: ReadingOptions, table: TableOptions) -> "Workload":
+def _opened(path: Path, data: list[str], reading: ReadingOptions, table: TableOptions) -> "Workload":
     """Opens a model and data of its task."""
     from cellerate.optimization.workloads.opening import open_workload
 
@@ -136,7 +134,7 @@ def _work(path: Path, data: list[str], reading: ReadingOptions, table: TableOpti
 
 def _training(
     path: Path,
-    open_work: "Callable[[], Workload] | None",
+    work: "Workload | None",
     batch_size: int | None,
     steps: int | None,
     implementation: str | None,
@@ -155,10 +153,9 @@ def _training(
     from cellerate.training.settings import TrainingSettings
 
     common: dict[str, Any] = {"shuffle": False, "changes": changes, "trace": trace, "notify": notify}
-    if open_work is not None:
+    if work is not None:
         from cellerate.optimization.training import settings_of
 
-        work = open_work()
         loaded, rows = work.model, batch_size or work.batch_size
         _check_sizes(loaded, rows, steps)
         source, held_out = work.source(loaded, rows, steps), work.validation(loaded, rows)
