@@ -16,7 +16,7 @@ def chosen_rows(rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
         count: How many there are.
 
     Raises:
-        ConfigError: There is no such row.
+        ConfigError: A row is outside this range.
     """
     found = np.asarray(rows)
     if found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= count):

@@ -11,6 +11,7 @@ from cellerate.kernels.decoder.arguments import MOST_STEPS, check_real, check_wh
 from cellerate.kernels.decoder.contract import Steps
 from cellerate.kernels.decoder.sampling import DIVERGED
 from cellerate.runtime.text.completion import Completion
+from cellerate.runtime.text.sampling import log_softmax
 from cellerate.runtime.text.streaming import TextStream
 
 _MOST_BEAMS = 1024
@@ -63,7 +64,9 @@ def beam_search(
     finished: list[tuple[_Candidate, str]] = []
     longest_stop = max(map(len, stop), default=0)
     for _ in range(max_tokens):
-        each = _log_softmax(logits)
+        if not np.isfinite(logits).all():
+            raise ModelError(DIVERGED)
+        each = log_softmax(logits)
         totals = np.array([candidate.total for candidate in alive])[:, None] + each
         count = min(beams, totals.size)
         # A stable sort: of equals, the first candidate and the lowest id win.
@@ -115,11 +118,3 @@ def _end_of_stop(
     stream = TextStream(tokenizer, stop)
     text = stream.push(np.array(candidate.ids))
     return text if stream.stopped else None
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    """(B, V) float64."""
-    if not np.isfinite(logits).all():
-        raise ModelError(DIVERGED)
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

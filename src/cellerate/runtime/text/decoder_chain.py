@@ -37,10 +37,7 @@ def chain_of(program: Program) -> list[dict[str, Any]]:
     Raises:
         ModelError: The program is not such a chain; the message says why.
     """
-    if len(program.inputs) != 1 or len(program.outputs) != 1:
-        raise refusal(
-            f"it has {len(program.inputs)} inputs and {len(program.outputs)} outputs, a next-token model one of each"
-        )
+    check_one_of_each(program)
     nodes, number = _nodes(program)
     one_hot = program.nodes[number].options["dtype"] == "float32"
     if not one_hot and (not nodes or nodes[0].op != "embedding"):
@@ -65,6 +62,14 @@ def widths(chain: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     last = next(link for link in reversed(chain) if link["op"] in ("lstm", "dense"))
     matrix = last["kernel"] if last["op"] == "dense" else last["recurrent_kernel"].T
     return len(chain[0].get("embeddings", ())), matrix.shape[1]
+
+
+def check_one_of_each(program: Program) -> None:
+    """Raise `ModelError` unless a program has one input and one output."""
+    if len(program.inputs) != 1 or len(program.outputs) != 1:
+        raise refusal(
+            f"it has {len(program.inputs)} inputs and {len(program.outputs)} outputs, a next-token model one of each"
+        )
 
 
 def _nodes(program: Program) -> tuple[list[Node], int]:

@@ -11,6 +11,7 @@ from cellerate.kernels.decoder.cpu import StepModel
 from cellerate.messages import argument, marked
 from cellerate.program import Program
 from cellerate.runtime.text.decoder_chain import chain_of
+from cellerate.runtime.text.program_steps import ProgramSteps
 
 _GPU = re.compile(r"cuda(?::(\d{1,4}))?")
 
@@ -67,9 +68,6 @@ def step_model(program: Program, precision: str, device: str) -> Steps:
             raise ModelError(
                 f"{marked(error)} A GPU runs only stacks of LSTMs; a CPU may run this model."
             ) from None
-        # Imported only now: most models are chains.
-        from cellerate.runtime.text.program_steps import ProgramSteps
-
         return ProgramSteps(program, precision)
     if number is None:
         return StepModel(chain, precision=precision)

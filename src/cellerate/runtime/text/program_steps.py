@@ -19,7 +19,7 @@ from cellerate.program import NORMALIZERS, Program
 from cellerate.runtime.program import Engine, smallest_tables, stepping_of
 from cellerate.runtime.streams import Streams
 from cellerate.runtime.text import sampling
-from cellerate.runtime.text.decoder_chain import in_words, refusal
+from cellerate.runtime.text.decoder_chain import check_one_of_each, in_words, refusal
 
 # Positions that a call reads: enough to hide its cost, and few enough to bound the memory of their logits.
 _POSITIONS_AT_ONCE = 256
@@ -44,11 +44,7 @@ class ProgramSteps(Steps):
 
     def __init__(self, program: Program, precision: str) -> None:
         self.precision = precision
-        if len(program.inputs) != 1 or len(program.outputs) != 1:
-            raise refusal(
-                f"it has {len(program.inputs)} inputs and {len(program.outputs)} outputs, a next-token model one of "
-                "each"
-            )
+        check_one_of_each(program)
         self._stepping = stepping_of(_without_softmax(program))
         self._engine = Engine(self._stepping.program, precision)
         self.state_size = sum(self._stepping.states.values())
@@ -89,6 +85,7 @@ class ProgramSteps(Steps):
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         logits = np.empty((len(ids), self.outputs), np.float32)
+        self._check_finite(state)
         streams = self._streams(state)
         for begin, end, rows in _parts(ids, lengths, _at_once(ids)):
             found = self._push(streams, ids[:, begin:end], rows)
@@ -99,15 +96,14 @@ class ProgramSteps(Steps):
         self, state: np.ndarray, ids: np.ndarray, lengths: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         scores = np.zeros((len(ids), ids.shape[1] - 1), np.float32)
+        self._check_finite(state)
         streams = self._streams(state)
         for begin, end, rows in _parts(ids, lengths, _at_once(ids) if self._every_step else 1):
             found = self._push(streams, ids[:, begin:end], rows)
-            logits = (found if self._every_step else found[:, None]).astype(np.float64)
+            logits = found if self._every_step else found[:, None]
             following = ids[rows, begin + 1 : end + 1]
-            logits = logits[:, : following.shape[1]]
-            logits -= logits.max(axis=2, keepdims=True)
-            chosen = np.take_along_axis(logits, following[..., None], axis=2)[..., 0]
-            each = chosen - np.log(np.exp(logits).sum(axis=2))
+            likely = sampling.log_softmax(logits[:, : following.shape[1]])
+            each = np.take_along_axis(likely, following[..., None], axis=2)[..., 0]
             going = np.arange(begin + 1, begin + 1 + each.shape[1]) < _counts(ids, lengths)[rows, None]
             scores[rows, begin : begin + each.shape[1]] = np.where(going, each, 0)
         return streams.state, scores
@@ -143,7 +139,6 @@ class ProgramSteps(Steps):
         return [(count, False) for count in drawn]
 
     def _streams(self, state: np.ndarray) -> Streams:
-        self._check_finite(state)
         streams = Streams(self._stepping, self._engine, len(state), "")
         streams.set_states(range(len(state)), state)
         return streams

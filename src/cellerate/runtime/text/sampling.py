@@ -81,9 +81,14 @@ def sample(
     if previous is not None and len(previous) != len(values):
         raise ConfigError(f"previous has the ids of {len(previous)} rows; the logits have {len(values)}.")
     ids = _chosen(_penalised(values, rules, previous), rules, position)[:, None]
-    values = values - values.max(axis=1, keepdims=True)
-    log_probabilities = np.take_along_axis(values, ids, 1) - np.log(np.exp(values).sum(axis=1, keepdims=True))
+    log_probabilities = np.take_along_axis(log_softmax(values), ids, 1)
     return ids[:, 0], log_probabilities[:, 0].astype(np.float32)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """(..., V) float64: the log probabilities of finite logits."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def _penalised(values: np.ndarray, rules: SamplingRules, previous: Sequence[np.ndarray] | None) -> np.ndarray:
