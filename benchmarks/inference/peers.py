@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.inference.models import Layer, Model, batch_of, cell_file, keras_model, weights_of, widths
 from benchmarks.precisions import PRECISIONS
 
-THREADS = (1, 2)
+THREADS = (2, 1)
 Run = Callable[[np.ndarray], Any]
 # The ways to run a model, by precision and in words.
 Ways = dict[str, dict[str, Run]]
@@ -242,5 +242,8 @@ PACKAGES = {"jax": ("keras", "jax"), "tensorflow": ("keras", "tensorflow"), "tor
 
 
 def versions(contestant: str) -> dict[str, str]:
-    """The versions of a contestant's packages."""
-    return {name: metadata.version(name) for name in PACKAGES.get(contestant, (contestant,))}
+    """The versions of a contestant's packages; ends the process if one of them is not installed."""
+    try:
+        return {name: metadata.version(name) for name in PACKAGES.get(contestant, (contestant,))}
+    except metadata.PackageNotFoundError as error:
+        raise SystemExit(f"{error.name} is not installed; `make bench` installs all contestants") from None

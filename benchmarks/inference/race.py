@@ -33,7 +33,7 @@ from benchmarks.inference.models import (
 )
 from benchmarks.inference.peers import PEERS, versions
 from benchmarks.precisions import PRECISIONS
-from benchmarks.processes import Process, in_turn, program, refusal, same_allocator
+from benchmarks.processes import Process, RefusedError, in_turn, program, refusal, same_allocator
 from cellerate.observe.bench.contestant import allocator_found
 
 # The allowed error of up to four layers, relative to the root mean square in float64: float32 as for one layer over
@@ -41,6 +41,9 @@ from cellerate.observe.bench.contestant import allocator_found
 # little for the errors of earlier steps in a state.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2.0**-6, "int8": 2.0**-5}
 START_LIMIT_S = 240
+# What finding the fastest way of a precision may take. Only bfloat16 takes longer, where the processor lacks it: up to
+# 25 seconds a call.
+CHOOSING_LIMIT_S = 40
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -66,6 +69,7 @@ def run(*, quick: bool) -> dict[str, Any]:
                     if name == "cellerate":
                         raise
                     found["refused"][name] = str(error)
+                    print(f"{name} takes no part: {error}", flush=True)
             same_allocator(about["allocator"] for about in found["contestants"].values())
             models = list(MODELS)[:1] if quick else list(MODELS)
             for model, batch in itertools.product(models, BATCHES[:2] if quick else BATCHES):
@@ -113,8 +117,16 @@ def race(
 
     jobs: dict[tuple[str, str], dict[str, Any]] = {}
     left_out: dict[str, str] = {}
-    for name, process in contestants.items():
-        made = process.ask({"model": model, "batch": batch}, START_LIMIT_S, f"compile {model}, B={batch}")
+    for name, process in list(contestants.items()):
+        try:
+            made = process.ask({"model": model, "batch": batch}, START_LIMIT_S, f"compile {model}, B={batch}")
+        except RefusedError as error:
+            if name == "cellerate":
+                raise
+            # Its process has ended.
+            del contestants[name]
+            left_out[name] = str(error)
+            continue
         for precision, job in made.items():
             if reason := wrong(precision, job):
                 if name == "cellerate":
@@ -174,12 +186,16 @@ def _prepared(ways: Any, model: str, batch: int) -> tuple[dict[str, Callable[[],
     truth = truth_of(MODELS[model])[: min(CHECKED, batch)]
     jobs, about = {}, {}
     for precision, choices in ways.items():
-        quick = {}
+        quick: dict[str, float] = {}
+        start = time.perf_counter()
         for way, call in choices.items():
+            if quick and time.perf_counter() - start > CHOOSING_LIMIT_S:
+                break
             job = functools.partial(call, x)
             job()
-            once = _timed(job, 1)[0]
-            quick[way] = min(once, *_timed(job, max(1, min(200, round(0.05 / once)))))
+            quick[way] = once = _timed(job, 1)[0]
+            if once < 0.05:
+                quick[way] = min(once, *_timed(job, min(200, round(0.05 / once))))
         best = min(quick, key=quick.__getitem__)
         jobs[precision] = functools.partial(choices[best], x)
         made = np.asarray(jobs[precision](), np.float64)[: len(truth)]
