@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from support.runs import small_runs
-from support.runs.program import program_here
+from support.runs.program import program_here, share_process
 
 # A shell that runs the tests in the background ignores Ctrl-C, and child processes inherit that.
 PROGRAM = (
@@ -68,12 +68,8 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     small_runs.write_inputs(folder)
     with pytest.MonkeyPatch.context() as patch:
-        from cellerate.cli import backend
-
+        share_process(patch)
         patch.setenv("CELLERATE_CACHE", str(folder / "cache"))
-        patch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
-        patch.setattr(backend, "_keep_programs", lambda _: None)
-        patch.setattr(sys, "meta_path", list(sys.meta_path))
         for task, data in (("text", "t.txt"), ("series", "s.csv"), ("embed", "l.txt")):
             words = [str(folder / data), "-o", str(folder / f"{task}.keras"), *SMALL[task], "-q"]
             app(["train", task, *words], standalone_mode=False)

@@ -28,6 +28,7 @@ from cellerate.tasks.settings import (
 )
 from cellerate.training import checkpoint
 from support.optimization.small_models import filled
+from support.runs.program import share_process
 
 pytestmark = pytest.mark.keras
 
@@ -179,11 +180,9 @@ def test_command_reads_tables_as_the_run_did(work_of, command_of):
 def test_command_runs_unchanged_and_trains_such_a_model(
     work_of, command_of, task, tmp_path, monkeypatch, capsys
 ):
-    from cellerate.cli import backend, main
+    from cellerate.cli import main
 
-    # The program hides TensorFlow from other backends; in this process other tests need TensorFlow.
-    monkeypatch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
-    monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
+    share_process(monkeypatch)
     work = work_of(task, training={"epochs": 1})
     words = shlex.split(command_of(work))
     (tmp_path / "out").mkdir()

@@ -47,7 +47,7 @@ def start_backend(name: str | None, join: Callable[[str], None] | None = None) -
     """
     backend = select_backend(name)
     if backend != "tensorflow":
-        sys.meta_path.insert(0, _LeftOut(frozenset({"tensorflow"})))
+        _leave_out_tensorflow()
     with without_notes():
         with (
             _left_out(_NOT_FOR_KERAS - {backend, *sys.modules}),
@@ -124,6 +124,11 @@ class _LeftOut(Loader):
         raise ModuleNotFoundError(
             f"{module.__name__} is left out: this command does not need it", name=module.__name__
         )
+
+
+def _leave_out_tensorflow() -> None:
+    """Leave TensorFlow out for the rest of this process."""
+    sys.meta_path.insert(0, _LeftOut(frozenset({"tensorflow"})))
 
 
 @contextlib.contextmanager

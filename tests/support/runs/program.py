@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 
 
+def share_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the program run in a process that it shares with tests: it hides and keeps nothing that concerns them."""
+    from cellerate.cli import backend
+
+    monkeypatch.setattr(backend, "_leave_out_tensorflow", lambda: None)
+    monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
+
+
 def program_here(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[Any, str, str]]:
     """A function that runs the program, returns its exit code, stdout and stderr, and fails on a traceback."""
-    from cellerate.cli import backend, main
+    from cellerate.cli import main
 
-    # In a process of its own the program hides TensorFlow from the other backends; here other tests need it.
-    monkeypatch.setattr(backend._LeftOut, "find_spec", lambda *_: None)
-    monkeypatch.setattr(backend, "_keep_programs", lambda _: None)
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    share_process(monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: Any) -> tuple[Any, str, str]:
