@@ -134,7 +134,7 @@ CASES = {
     "latency": Case(
         latency.run,
         "One step of one stream from Python, idle and beside a busy process: packed models and the runtimes of others.",
-        240,
+        480,
         long=True,
     ),
     "quality": Case(
