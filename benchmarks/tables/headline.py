@@ -230,12 +230,16 @@ class Panel(NamedTuple):
 
 
 def chart(by_processor: dict[str, Records]) -> str:
-    """The chart, an SVG in the colours of the page's theme: two panels for each measured processor."""
+    """The chart, an SVG in the colours of the page's theme: two panels a processor.
+
+    Processors on which only one of both was measured are left out, unless all are such; the tables have them.
+    """
     parts: list[str] = []
     top = 0
-    for processor, records in by_processor.items():
-        panels = _panels(records)
-        if panels:
+    drawn = {processor: _panels(records) for processor, records in by_processor.items()}
+    most = max(map(len, drawn.values()), default=0)
+    for processor, panels in drawn.items():
+        if panels and len(panels) == most:
             made, tall = _drawn(panels, processor, top)
             parts += made
             top += tall

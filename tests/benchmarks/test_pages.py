@@ -113,6 +113,16 @@ def test_records_of_two_processors_stand_side_by_side(tmp_path):
     assert planted.ZEN4 in chart and planted.ZEN5 in chart
 
 
+def test_chart_leaves_out_processors_with_less_than_others(tmp_path):
+    plant(tmp_path, "typical", day=1)
+    plant(tmp_path, "generate", day=1)
+    elsewhere = plant(tmp_path, "typical", day=2)
+    elsewhere["machine"]["processor"] = planted.ZEN5
+    planted.write(tmp_path, elsewhere)
+    chart = headline.chart(pages.by_processor([*headline.ROWS], tmp_path))
+    assert planted.ZEN4 in chart and planted.ZEN5 not in chart
+
+
 def test_headline_stands_beside_the_fastest_way_of_keras(tmp_path):
     record = plant(tmp_path, "generate")
     assert headline_of(tmp_path)["generating, H=512, float32"] == [
