@@ -80,8 +80,15 @@ def test_train_on_after_the_last_epoch_continues_the_curve(tmp_path):
 
 def test_train_resumed_with_nothing_left_to_do_says_so(tmp_path):
     run(tmp_path / "m.keras", epochs=1)
-    with pytest.raises(ConfigError, match="already trained 1 epochs"):
+    with pytest.raises(ConfigError, match="already trained 1 epoch:"):
         run(tmp_path / "m.keras", epochs=1, resume=True)
+
+
+def test_train_resumed_beyond_the_asked_epochs_is_refused(tmp_path):
+    run(tmp_path / "m.keras", epochs=3, display=StopAt(1, 1))
+    with pytest.raises(ConfigError, match="already trained 1 epoch:"):
+        run(tmp_path / "m.keras", epochs=1, resume=True)
+    assert run(tmp_path / "m.keras", epochs=2, resume=True).status == "finished"
 
 
 def test_train_interrupted_at_the_end_of_its_last_epoch_is_ended_by_a_resume(tmp_path):
@@ -91,7 +98,7 @@ def test_train_interrupted_at_the_end_of_its_last_epoch_is_ended_by_a_resume(tmp
         tmp_path / "cut.keras", validation=held_out(), display=StopAt(last, whole.history[last]["steps"])
     )
     assert (cut.status, len(cut.history)) == ("interrupted", len(whole.history))
-    with pytest.raises(ConfigError, match=f"already trained {last + 1} epochs"):
+    with pytest.raises(ConfigError, match=f"already trained {last + 1} epoch"):
         run(tmp_path / "cut.keras", validation=held_out(), resume=True, epochs=last)
     again = run(tmp_path / "cut.keras", validation=held_out(), resume=True)
     assert (again.status, again.best_epoch) == ("finished", whole.best_epoch)

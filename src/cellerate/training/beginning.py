@@ -82,10 +82,12 @@ def checkpoint_to_resume(
     check_identity(checkpoint.identity, identity)
     done = checkpoint.position.epoch
     # A run that was interrupted at the end of its last epoch has yet to end.
-    if done > settings.epochs or (done == settings.epochs and checkpoint.progress.get("finished")):
+    if done > settings.epochs or (
+        done == settings.epochs and (checkpoint.position.batch or checkpoint.progress.get("finished"))
+    ):
         raise ConfigError(
-            f"this run has already trained {done} epochs: ask for more than that "
-            f"(epochs is {settings.epochs}) to go on."
+            f"this run has already trained {done} epoch{'s' * (done != 1)}: ask for more than that "
+            f"({argument('epochs')} is {settings.epochs}) to go on."
         )
     return checkpoint
 
