@@ -290,3 +290,13 @@ def test_config_file_alone_starts_a_training(cellerate, here, small):
     code, out, err = cellerate("train", "text", "--config", "c.toml", "--epochs", "1", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["training"]["epochs"] == 1
+
+
+def test_series_without_a_window_between_its_gaps_names_options(cellerate, here, small):
+    rows = (here / "s.csv").read_text().splitlines()
+    (here / "holes.csv").write_text(
+        "\n".join(row for number, row in enumerate(rows) if number % 5 or not number)
+    )
+    code, _, said = cellerate("train", "series", "holes.csv", "-o", "m.keras", *small["series"])
+    assert code == 3
+    assert "--gaps ignore" in said and "(--window, --horizon)" in said

@@ -20,7 +20,7 @@ from cellerate.data.windows import (
 )
 from cellerate.errors import DataError, ModelError
 from cellerate.keras_graph.graph import functional_graph
-from cellerate.messages import argument
+from cellerate.messages import argument, marked
 from cellerate.tasks.judging import count_in, series_names
 from cellerate.tasks.series.cuts import lost_to_cuts
 from cellerate.tasks.settings import SeriesOptions
@@ -37,7 +37,10 @@ def series_sources(
     """The training batches, and the validation batches or None if no validation window fits."""
     count = count_windows(split.train, options, options.stride)
     if not count and (lost := lost_to_cuts(split.train.data, options.window, options.horizon)):
-        raise DataError(f"no window fits into the training part: {lost}")
+        raise DataError(
+            f"no window fits into the training part: {marked(lost)} Or give a smaller window or horizon "
+            f"({argument('window')}, {argument('horizon')})."
+        )
     if not count and len(split.train.data.segments) == 1:
         raise DataError(
             f"no window fits into the training part: {split.train.rows:,} of the {len(split.train.data.values):,} rows "
