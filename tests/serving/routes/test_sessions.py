@@ -169,7 +169,9 @@ def test_sessions_survive_a_server_restart(files, tmp_path, sent):
 def test_second_server_on_the_same_sessions_is_refused(files, tmp_path):
     options = ("--state", str(tmp_path))
     with serving(files["plain"], options=options):
-        assert "is in use by another server" in refusal(files["plain"], options=options)
+        said = refusal(files["plain"], options=options)
+        assert "is in use by another server" in said
+        assert "another folder (--state)" in said
 
 
 def test_ended_session_is_reported_and_sessions_are_limited(files):

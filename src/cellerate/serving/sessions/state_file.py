@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import DataError, OutputError
+from cellerate.messages import argument
 from cellerate.serving.sessions.pushes import DamagedStateError, StorageError
 
 # Version 1 had no checksums: its rows are trusted until they are written again.
@@ -59,7 +60,8 @@ class StateFile:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorname == "SQLITE_BUSY":
                 raise OutputError(
-                    f"the file of sessions {path} is in use by another server: give this one another folder."
+                    f"the file of sessions {path} is in use by another server: end that one, or give "
+                    f"this one another folder ({argument('state')})."
                 ) from error
             raise OutputError(f"the file of sessions {path} cannot be written: {error}.") from error
         except sqlite3.DatabaseError as error:
