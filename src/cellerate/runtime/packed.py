@@ -340,8 +340,9 @@ class PackedModel(Recorded, NextTokenModel):
 
     def _of_task(self, task: str, verb: str) -> Cell:
         if self.task != task:
+            known = "is not known" if self.task is None else f"is {self.task!r:.40}"
             raise ModelError(
-                f"this packed model's task is {self.task!r:.40}, but {verb} needs a model of the task {task!r}: "
+                f"this packed model's task {known}, but {verb} needs a model of the task {task!r}: "
                 f"train one with `cellerate train {task}`."
             )
         return self.cell

@@ -86,6 +86,7 @@ def broken(place, value):
     ("rows", "message"),
     [
         (series(WINDOW - 1), f"5 rows, but the model forecasts from {WINDOW}"),
+        (series(1), "rows has 1 row, but"),
         (series(2, 3, WINDOW)[..., :0], r"features load, wind, not shape \(2, 3, 6, 0\)"),
         (series(WINDOW)[:, :1], r"features load, wind, not shape \(6, 1\)"),
         (series(WINDOW)[0], r"not shape \(2,\)"),
