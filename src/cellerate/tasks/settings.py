@@ -108,8 +108,7 @@ class TextArchitecture:
         embedding: Size of the embedding, D.
         units: Units of each recurrent layer, H.
         layers: Number of recurrent layers, L.
-        cell: The kind of the recurrent layers: "lstm", "gru" or "simple_rnn". Only "lstm" has kernels and generates
-            from a packed file.
+        cell: The kind of the recurrent layers: "lstm", "gru" or "simple_rnn". Only "lstm" has kernels.
         dropout: Dropout on the outputs of each layer.
         recurrent_dropout: Dropout on the recurrent states, as Keras draws it. With it, a step of 256 units takes about
             a tenth longer on Cellerate's kernels.
