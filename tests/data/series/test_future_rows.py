@@ -99,3 +99,25 @@ def test_column_that_is_none_of_numbers_is_refused_with_those_that_are(tmp_path,
     reading = Reading(targets=["y"], series_column="shop")
     with pytest.raises(DataError, match=rf"^future names '{name}', .*s\.csv\. These are: y, price\.$"):
         open_known([path], reading, [name])
+
+
+@pytest.mark.parametrize(
+    ("time", "found"),
+    [("2024-03-01T10:00:00+02:00", "times with a zone"), ("10", "numbers as times")],
+)
+def test_times_that_cannot_be_compared_with_those_of_the_past_are_refused(tmp_path, time, found):
+    future = tmp_path / "f.csv"
+    future.write_text(f"date,shop,price\n{time},a,1\n")
+    ahead = open_known([write(tmp_path / "s.csv", 10, 10)], READING, ["price"], [future]).ahead
+    with pytest.raises(DataError, match=rf"f\.csv has {found}, .* has times without a zone: .*time_zone"):
+        ahead.rows("a", times(10))
+
+
+def test_times_of_the_future_in_another_offset_are_the_same_instants(tmp_path):
+    path, future = tmp_path / "s.csv", tmp_path / "f.csv"
+    path.write_text("date,shop,y,price\n2024-03-01T01:00+02:00,a,1,1\n2024-03-01T02:00+02:00,a,1,1\n")
+    future.write_text("date,shop,price\n2024-03-01T01:00Z,a,7\n")
+    ahead = open_known([path], READING, ["price"], [future]).ahead
+    assert ahead.rows("a", times(1)).tolist() == [[7]]
+    with pytest.raises(DataError, match=r"at 2024-03-01T04:00\+02:00, and the model needs it from"):
+        ahead.rows("a", times(2))

@@ -27,10 +27,14 @@ class FutureRows:
         open_data: Opens a series with these columns alone, where a row that misses one of them is in no segment.
         columns: The columns.
         source: What messages call the table.
+        past: The series up to its last known target.
     """
 
-    def __init__(self, open_data: Callable[[], SeriesData], columns: Sequence[str], source: str) -> None:
+    def __init__(
+        self, open_data: Callable[[], SeriesData], columns: Sequence[str], source: str, past: SeriesData
+    ) -> None:
         self._open, self._columns, self._source = open_data, list(columns), source
+        self._form, self._clock = past.form, _clock(past)
 
     def rows(self, series: str, times: np.ndarray) -> np.ndarray:
         """The values at times of a series.
@@ -43,13 +47,18 @@ class FutureRows:
             (horizon, columns) as stored.
 
         Raises:
-            DataError: A row, or a value of it, is missing.
+            DataError: A row, or a value of it, is missing, or the times are of another kind.
         """
         data = self._data
         if data.times is None:
             raise DataError(
                 f"the rows of {self._source} have no times, so the future cannot be separated from the past: "
                 f"name the time column ({argument('time_column')})."
+            )
+        if _clock(data) != self._clock:
+            raise DataError(
+                f"{self._source} has {_clock(data)}, but the series so far has {self._clock}: write all times in one "
+                f"way, or name the zone of those that name none ({argument('time_zone')})."
             )
         stretches = self._stretches.get(series, [])
         known = np.concatenate(
@@ -61,7 +70,7 @@ class FutureRows:
         if not found.all():
             missing = times[int(np.argmin(found))]
             whose = f" of series {series!r}" if series else ""
-            at, first, last = data.form.write(np.array([missing, times[0], times[-1]]))
+            at, first, last = self._form.write(np.array([missing, times[0], times[-1]]))
             raise DataError(
                 f"{self._source} has no {', '.join(map(repr, self._missing(missing)))}{whose} at {at}, and the "
                 f"model needs {'it' if len(self._columns) == 1 else 'them'} from {first} to {last}: add these "
@@ -139,7 +148,14 @@ def open_known(
     heard = SILENT if future is None else Callbacks(message=listener.message)
     where = paths if future is None else as_sources(future)
     open_ahead = functools.partial(open_series, where, alone, table=table, listener=heard)
-    return dataclasses.replace(data, ahead=FutureRows(open_ahead, columns, _named(where)))
+    return dataclasses.replace(data, ahead=FutureRows(open_ahead, columns, _named(where), data))
+
+
+def _clock(data: SeriesData) -> str:
+    """The kind of a series' times, in words; times of different kinds cannot be compared."""
+    if data.times is None or data.times.dtype.kind != "M":
+        return "numbers as times"
+    return "times with a zone" if data.form.zone else "times without a zone"
 
 
 def _named(sources: Sequence[Any]) -> str:
