@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cellerate.data.windows.scaler import Scaler, held_by, moments
+from cellerate.data.windows.scaler import Scaler, check_sizes, held_by, moments
 from cellerate.errors import DataError, ModelError
 from cellerate.messages import argument
 
@@ -68,7 +68,7 @@ class SeriesScaler:
             usual: The scaler of all series, fitted on it.
 
         Raises:
-            DataError: There are more series and columns than a record holds.
+            DataError: There are more series and columns than a record holds, or numbers too large for a scaler.
         """
         data = part.data
         names = list(dict.fromkeys(name for _, _, name in data.segments))
@@ -88,6 +88,8 @@ class SeriesScaler:
             one = type(part)(data, part.name, (bound,))
             count[at], mean[at], squares[at] = moments((int(count[at, 0]), mean[at], squares[at]), one)
         deviation = np.sqrt(squares / np.maximum(count, 1))
+        for name, *sizes in zip(names, mean, deviation, strict=True):
+            check_sizes(data.columns, *sizes, f" in series {name!r}" if name else "")
         mean = np.where(count > 0, mean, usual.mean)
         dtype = data.values.dtype
         shown = np.where(deviation > _noise(dtype) * np.abs(mean), deviation, np.nan)
