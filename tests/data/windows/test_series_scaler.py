@@ -120,5 +120,7 @@ def test_too_many_series_are_refused(monkeypatch):
 
 def test_series_too_large_for_a_scaler_is_named_though_all_together_are_not():
     part = data_of(normal(5, 2), normal(3e30, 1), normal(5, 2, rows=500)).whole()
-    with pytest.raises(DataError, match=r"^column 'a' holds numbers of about 3e\+30 in series 'y', too large"):
+    with pytest.raises(
+        DataError, match=r"^column 'a' holds numbers of about 3e\+30 in series 'y', too large"
+    ):
         SeriesScaler.fit(part, Scaler.fit(part))

@@ -1,3 +1,4 @@
+import datetime
 import dataclasses
 import warnings
 
@@ -172,7 +173,9 @@ def test_rows_without_what_the_model_needs_are_refused(data):
     for arguments, words in (
         ((None, times, None), r"future is missing: the model sees price.*\(2, 1\)"),
         ((future[:1], times, None), r"future must be.*, not float64 \(1, 1\)"),
-        ((future * np.nan, times, None), "missing or infinite"),
+        ((future * np.nan, times, None), "missing, infinite"),
+        ((future * 1e300, times, None), "too large for float32"),
+        ((future, [None] * 6, None), "a missing time"),
         ((future, None, None), "times is missing: the model sees a calendar"),
         ((future, times[:-1], None), r"T at least 6, not datetime64\[us\] \(5,\)"),
         ((future, np.arange(6.0), None), "times must be"),
@@ -187,3 +190,13 @@ def test_rows_without_what_the_model_needs_are_refused(data):
     ):
         with pytest.raises(ConfigError, match=words):
             rows_of(Model(), Covariates()).forecast(rows, *arguments)
+
+
+@pytest.mark.parametrize("zoned", [str, datetime.datetime.fromisoformat])
+@pytest.mark.filterwarnings("error")
+def test_times_with_a_zone_count_as_its_clock_shows_them(data, zoned):
+    rows, future, times = data.values[None, :WINDOW], np.ones((HORIZON, 1)), data.times[: WINDOW + HORIZON]
+    expected, given = Model(), Model()
+    rows_of(expected).forecast(rows, future, times, "a")
+    rows_of(given).forecast(rows, future, [zoned(f"{time.item().isoformat()}+02:00") for time in times], "a")
+    np.testing.assert_array_equal(given.given["future"], expected.given["future"])

@@ -1,5 +1,7 @@
 """Forecasts from rows in an array; the call brings the other inputs of the model."""
 
+import datetime
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,8 +122,12 @@ class RowForecaster:
             raise DataError(
                 f"{argument('future')} must be {wanted}, the columns {columns:.200}, not {array.dtype} {array.shape}."
             )
-        if not np.isfinite(array).all():
-            raise DataError("future holds a value that is missing or infinite: fill it in.")
+        with np.errstate(over="ignore"):
+            usable = np.isfinite(array.astype(np.float32)).all()
+        if not usable:
+            raise DataError(
+                "future holds a value that is missing, infinite or too large for float32: fill it in, or scale it down."
+            )
         return np.broadcast_to(array.astype(held_by(array.dtype)), (count, self._horizon, len(names)))
 
     def _calendar(self, times: Any, count: int) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -140,7 +146,8 @@ class RowForecaster:
         array = np.asarray(times)
         if array.dtype.kind in "UO":
             try:
-                array = array.astype("M8[us]")
+                shown = list(map(_clock_time, array.ravel().tolist()))
+                array = np.array(shown, object).astype("M8[us]").reshape(array.shape)
             except (TypeError, ValueError) as error:
                 raise DataError(f"times must be {wanted}: {error}.") from error
         if (
@@ -172,4 +179,13 @@ class RowForecaster:
         return list(series)
 
 
+def _clock_time(time: Any) -> Any:
+    """A time as its zone's clock shows it, which is what a calendar counts; NumPy would turn it into UTC."""
+    if isinstance(time, str):
+        return _OFFSET.sub(r"\1", time)
+    zoned = isinstance(time, datetime.datetime) and time.tzinfo is not None
+    return time.replace(tzinfo=None) if zoned else time
+
+
 _NOBODY = "\0"
+_OFFSET = re.compile(r"(?<=:\d\d)(\.\d+)?(Z|[+-]\d\d:?\d\d)$")
