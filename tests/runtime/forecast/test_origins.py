@@ -1,5 +1,5 @@
-import datetime
 import dataclasses
+import datetime
 import warnings
 
 import numpy as np
