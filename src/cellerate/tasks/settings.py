@@ -95,7 +95,7 @@ class TextOptions:
             found = cls(**{name: options[name] for name in names})
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
-                f"the task record of {model} is damaged: {error}. Train the model again."
+                f"the task record of {model} is damaged: {str(error).rstrip('.')}. Train the model again."
             ) from error
         return dataclasses.replace(found, **others)
 

@@ -67,7 +67,7 @@ class SeriesForecaster:
             options = SeriesOptions.of_record(payload["options"])
         except (TypeError, ValueError) as error:
             raise ModelError(
-                f"the task record of {name} is damaged: {error}. Train the model again."
+                f"the task record of {name} is damaged: {str(error).rstrip('.')}. Train the model again."
             ) from error
         return cls(predict, settings, options, trained_on(payload))
 
