@@ -62,7 +62,7 @@ class Scaler:
         if not count:
             raise DataError(f"the {part.name} part has no rows, so there is nothing to fit a scaler on.")
         deviation = np.sqrt(squares / count)
-        check_sizes(columns, mean, deviation)
+        check_sizes(columns, mean[None], deviation[None], [""])
         # The deviation of a constant column is rounding noise, not a scale.
         flat = deviation <= 1e-9 * np.abs(mean)
         return cls(columns, mean, np.where(flat | (deviation < np.finfo(np.float32).tiny), 1.0, deviation))
@@ -128,14 +128,19 @@ class Scaler:
     __hash__ = None  # type: ignore[assignment]  # its arrays could be changed
 
 
-def check_sizes(columns: Sequence[str], mean: np.ndarray, deviation: np.ndarray, whose: str = "") -> None:
-    """Raises `DataError` for a column (C,) whose numbers are too large for a scaler."""
-    for name, *sizes in zip(columns, np.abs(mean), deviation, strict=True):
-        if np.isfinite(sizes).all() and max(sizes) > _LARGEST:
-            raise DataError(
-                f"column {name!r} holds numbers of about {max(sizes):.2g}{whose}, too large to be scaled: "
-                f"rescale the column below {_LARGEST:g}."
-            )
+def check_sizes(
+    columns: Sequence[str], mean: np.ndarray, deviation: np.ndarray, series: Sequence[str]
+) -> None:
+    """Raises `DataError` for a column of a series, (S, C), whose numbers are too large for a scaler."""
+    sizes = np.maximum(np.abs(mean), deviation)
+    found = np.argwhere(np.isfinite(sizes) & (sizes > _LARGEST))
+    if len(found):
+        row, column = found[0]
+        whose = f" in series {series[row]!r}" if series[row] else ""
+        raise DataError(
+            f"column {columns[column]!r} holds numbers of about {sizes[row, column]:.2g}{whose}, too large to be "
+            f"scaled: rescale the column below {_LARGEST:g}."
+        )
 
 
 def moments(

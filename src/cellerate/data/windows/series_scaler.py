@@ -88,8 +88,7 @@ class SeriesScaler:
             one = type(part)(data, part.name, (bound,))
             count[at], mean[at], squares[at] = moments((int(count[at, 0]), mean[at], squares[at]), one)
         deviation = np.sqrt(squares / np.maximum(count, 1))
-        for name, center, spread in zip(names, mean, deviation, strict=True):
-            check_sizes(data.columns, center, spread, f" in series {name!r}" if name else "")
+        check_sizes(data.columns, mean, deviation, names)
         mean = np.where(count > 0, mean, usual.mean)
         dtype = data.values.dtype
         shown = np.where(deviation > _noise(dtype) * np.abs(mean), deviation, np.nan)
