@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.inference.models import Layer, Model, batch_of, cell_file, keras_model, weights_of, widths
 from benchmarks.precisions import PRECISIONS
 
+# The likely faster first, because a race with slow calls does not try all.
 THREADS = (2, 1)
 Run = Callable[[np.ndarray], Any]
 # The ways to run a model, by precision and in words.

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import cases, processes
 from benchmarks.generation import race as generation
+from benchmarks.inference import race as inference
 from benchmarks.precisions import PRECISIONS
 from benchmarks.tables import by_case
 from benchmarks.training import kernel, race as lstm_race, steps as lstm
@@ -318,3 +319,27 @@ def test_result_of_a_program_is_its_last_line_and_one_that_fails_ends_the_case_w
     assert processes.result_of("any", "works") == [3]
     with pytest.raises(SystemExit, match=r"^any breaks: breaks"):
         processes.result_of("any", "breaks")
+
+
+class Answering:
+    """A contestant of the inference race: it takes a millisecond a call, or is too late."""
+
+    def __init__(self, late):
+        self.late = late
+
+    def ask(self, question, *_):
+        if self.late:
+            raise processes.RefusedError("did not compile in 240 s")
+        if "calls" in question:
+            return [1e-3] * question["calls"]
+        return {"float32": {"way": "as it is", "about_s": 1e-3, "error": 0.0}}
+
+
+def test_late_contestant_leaves_the_race_and_the_others_go_on():
+    contestants = {"cellerate": Answering(late=False), "torch": Answering(late=True)}
+    cell = inference.race(contestants, "text 512", 1, seconds=0.01, rounds=1)
+    assert [one["contestant"] for one in cell["records"]] == ["cellerate"]
+    assert cell["left_out"] == {"torch": "did not compile in 240 s"}
+    assert list(contestants) == ["cellerate"]
+    with pytest.raises(processes.RefusedError):
+        inference.race({"cellerate": Answering(late=True)}, "text 512", 1, seconds=0.01, rounds=1)
