@@ -98,7 +98,7 @@ def test_train_interrupted_at_the_end_of_its_last_epoch_is_ended_by_a_resume(tmp
         tmp_path / "cut.keras", validation=held_out(), display=StopAt(last, whole.history[last]["steps"])
     )
     assert (cut.status, len(cut.history)) == ("interrupted", len(whole.history))
-    with pytest.raises(ConfigError, match=f"already trained {last + 1} epoch"):
+    with pytest.raises(ConfigError, match=f"already trained {last + 1} epochs:"):
         run(tmp_path / "cut.keras", validation=held_out(), resume=True, epochs=last)
     again = run(tmp_path / "cut.keras", validation=held_out(), resume=True)
     assert (again.status, again.best_epoch) == ("finished", whole.best_epoch)

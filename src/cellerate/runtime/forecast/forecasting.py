@@ -256,9 +256,9 @@ class Forecaster:
         if array.ndim not in (2, 3) or array.shape[-1] != count:
             raise DataError(f"rows must be {wanted}, not shape {array.shape}.")
         if array.shape[-2] < window:
-            count = array.shape[-2]
+            found = array.shape[-2]
             raise DataError(
-                f"rows has {count} row{'s' * (count != 1)}, but the model forecasts from {window}: "
+                f"rows has {found} row{'s' * (found != 1)}, but the model forecasts from {window}: "
                 "give at least that many."
             )
         before = array.shape[-2] - window
