@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import load_model, numpy_helper
 
+from benchmarks.generation import onnx
 from benchmarks.inference import latency, models, stacks, steppers
 from benchmarks.precisions import PRECISIONS
 from benchmarks.tables import by_case, standings
@@ -54,6 +56,15 @@ def test_contestant_after_all_steps_gives_the_output_of_float64(folder, gradient
             assert error > 0
             checked += 1
     assert checked >= 4
+
+
+@pytest.mark.parametrize("described, largest", [("Intel, AVX-512 with VNNI", 127), ("AMD Zen 3, AVX2", 64)])
+def test_weights_of_onnxruntime_have_7_bits_where_8_would_overflow(tmp_path, monkeypatch, described, largest):
+    monkeypatch.setattr(onnx, "describe", lambda: described)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    small = onnx.quantized(steppers.onnx_file(SMALL, tmp_path), tmp_path / "small.onnx")
+    arrays = (numpy_helper.to_array(each) for each in load_model(small).graph.initializer)
+    assert max(np.abs(each.astype(int)).max() for each in arrays if each.dtype == np.int8) == largest
 
 
 @pytest.mark.keras

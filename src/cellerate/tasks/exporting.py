@@ -156,13 +156,14 @@ def _written(
     own = pair = None
     for each in dict.fromkeys(("float32", precision) if form.float32_first else (precision,)):
         form.write(source, each, path)
+        if each == "int8" and form.prove:
+            pair = form.prove(path)
         found = max(
             deviation(trials, form.open(source, path, name).run) for name, trials in source.trials.items()
         )
         if each == "int8":
             own = own_int8_error(source.program, source.trials[source.signature])
             _check_rounding(found, own, judge, form.runtime)
-            pair = form.prove(path) if form.prove else None
         _check_error(found, form.tolerance if each == "float32" else _NARROW)
     elsewhere = form.elsewhere(path, source.trials[source.signature]) if form.elsewhere else ""
     return Exported(
