@@ -22,15 +22,22 @@ def positive(x: Any) -> Any:
     return ops.abs(x) + 0.5
 
 
+def shifted(x: Any) -> Any:
+    """Far from zero for the outputs of an LSTM, whose last bits an inverse would multiply by a thousand there."""
+    return x + 1.5
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "roots": lambda x: [ops.sqrt(positive(x)), ops.rsqrt(positive(x)), ops.reciprocal(x), 2.0 / x],
+    "roots": lambda x: [ops.sqrt(positive(x)), ops.rsqrt(positive(x)), ops.reciprocal(shifted(x)), 2.0 / shifted(x)],
     "logarithms": lambda x: [ops.log(positive(x)), ops.log1p(positive(x)), ops.expm1(x), ops.exp(-x)],
     "waves": lambda x: [ops.sin(x * 20.0), ops.cos(x * 20.0)],
     "steps": lambda x: [
         *(of(x * 3.0) for of in (ops.sign, ops.floor, ops.ceil, ops.abs)),
         ops.round(ops.floor(x * 4.0) / 2.0),
     ],
-    "powers": lambda x: [x**3, x**2, x**-1.0, positive(x) ** 0.5, positive(x) ** -1.5, ops.square(x), x**0],
+    "powers": lambda x: [
+        x**3, x**2, shifted(x) ** -1.0, positive(x) ** 0.5, positive(x) ** -1.5, ops.square(x), x**0,
+    ],
     "relations": lambda x: [
         ops.cast(relation(left, right), f32)
         for relation in (ops.greater, ops.greater_equal, ops.less, ops.less_equal, ops.equal, ops.not_equal)

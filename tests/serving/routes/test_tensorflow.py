@@ -94,7 +94,7 @@ def test_forecast_equals_the_model_in_the_units_of_the_data(http, files):
     np.testing.assert_array_equal(np.array(found["forecast"]), right)
     several = http.post("/v1/models/series/forecast", json={"rows": [rows.tolist()] * 3}).json()
     assert np.array(several["forecast"]).shape == (3, 3, 2, 3)
-    for wrong, message in (([[1, 2]], "has 1 rows"), ([[1]] * 9, "the features load, wind"), ([], "numbers")):
+    for wrong, message in (([[1, 2]], "has 1 row,"), ([[1]] * 9, "the features load, wind"), ([], "numbers")):
         answer = http.post("/v1/models/series/forecast", json={"rows": wrong})
         assert answer.status_code == 400
         assert message in answer.json()["error"]
