@@ -201,7 +201,9 @@ def quantized(path: Path, into: Path, **options: Any) -> Path:
     narrow = platform.machine() == "x86_64" and "VNNI" not in describe()
     # The tool advises to optimise the graph first, but ONNX Runtime does so when it loads the graph.
     logging.getLogger().setLevel(logging.ERROR)
-    quantize_dynamic(path, into, weight_type=QuantType.QInt8, per_channel=True, reduce_range=narrow, **options)
+    quantize_dynamic(
+        path, into, weight_type=QuantType.QInt8, per_channel=True, reduce_range=narrow, **options
+    )
     return into
 
 
