@@ -11,12 +11,12 @@ inline uint16_t round_to_bf16(float x) {
   return lanes[0];
 }
 
-// The precision in which to store a matrix (K, panels). Targets that widen bfloat16 store float32 if the weights fit
-// into the innermost cache, where widening costs more time than it saves.
+// The precision in which to store a matrix (K, panels). Targets that widen bfloat16 store float32 if the weights are so
+// few that widening them takes more time than it saves.
 inline Precision precision_kept(Precision precision, Index k, Index panels) {
-  constexpr Index kInnermost = 48 << 10;  // bytes
+  constexpr Index kFew = 128 << 10;  // bytes
   const bool widens = kWidens && precision == Precision::kBfloat16;
-  return widens && k * panels * kWidth * 4 <= kInnermost ? Precision::kFloat32 : precision;
+  return widens && k * panels * kWidth * 4 <= kFew ? Precision::kFloat32 : precision;
 }
 
 // Packs column n in int4: groups of numbers from -8 to 7, rounded as in cellerate.runtime.narrowing. Weights that were
@@ -138,14 +138,13 @@ void fill_table(const float* embeddings, Index vocabulary, Index inputs, const f
       [&](Layout& layout) { lay_out_matrix(Precision::kFloat32, inputs, panels, layout, packed); });
   pack_matrix(Precision::kFloat32, kernel, inputs, 4 * units, column, packed);
   const StepRows rows{embeddings, inputs, nullptr};
-  WidePanel never_narrow;
   for_blocks({0, vocabulary}, {0, panels}, false, [&](auto count, auto side, Index row, Index panel) {
     constexpr int kCount = decltype(count)::value, kPanels = decltype(side)::value;
     Sums<kCount, kPanels> sums;
     for (int r = 0; r < kCount; ++r) {
       for (int j = 0; j < 4 * kPanels; ++j) sums[r][j] = Simd::load(bias + panel * kWidth + j * kLanes);
     }
-    add_product<Precision::kFloat32, kCount, kPanels>(rows, row, packed, panel, sums, never_narrow);
+    add_product<Precision::kFloat32, kCount, kPanels>(rows, row, packed, panel, sums);
     for (int r = 0; r < kCount; ++r) {
       float* to = table + ((row + r) * panels + panel) * kWidth;
       for (int j = 0; j < 4 * kPanels; ++j) Simd::store(to + j * kLanes, sums[r][j]);

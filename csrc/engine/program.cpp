@@ -18,6 +18,8 @@ constexpr size_t kBlockBytes = size_t{512} << 10;
 // A block has at least kGoodRows rows, with which a product nearly reaches its full speed, and enough rows for each
 // step to read at most kBytesOfRow bytes of weights for each row.
 constexpr int64_t kMostRows = 192, kGoodRows = 12, kBytesOfRow = int64_t{128} << 10;
+// If each thread's rows read more bytes than this, all threads share a block.
+constexpr int64_t kMostBytesOfRow = int64_t{256} << 10;
 constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target multiplies at once
 constexpr int64_t kLongRow = 128;  // numbers
 // With fewer multiplications than this, a thread costs more than it saves.
@@ -421,8 +423,10 @@ void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
   const double worth_one = call.first_output == FirstOutput::kDrawn ? kWorthADrawnStep : kWorthAThread;
   const auto worth = static_cast<int64_t>(std::min(plan.products / worth_one, 1e6));
   const auto threads = call.threads > 0 ? call.threads : std::clamp<int64_t>(worth, 1, plan.threads);
-  // Each thread gets rows of its own if there are enough for fast products; else the threads share a block.
-  plan.teams = call.together || call.batch < 2 * threads ? 1 : threads;
+  // Each thread gets rows of its own if there are enough for fast products; else the threads share a block, and each
+  // reads only its part of the weights.
+  const int64_t rows = call.batch / threads;
+  plan.teams = call.together || rows < 2 || bytes_of_step_ > rows * kMostBytesOfRow ? 1 : threads;
   plan.members = threads / plan.teams;
 }
 

@@ -69,7 +69,6 @@ class ProgramJob : AttentionOperations {
     } else if (node.op == ProgramOp::kDense) {
       if (kPrecision != Precision::kFloat32)
         RowWords<kPrecision>().lay_out(dense_rows(n, rows), node.rows, {0, run_.members, nullptr}, memory);
-      WidePanel().lay_out(0, run_.members, memory, layers_[n].kernel);
     } else if (node.op == ProgramOp::kAttention) {
       lay_out_scores(n, memory);
     }
@@ -398,8 +397,6 @@ class ProgramJob : AttentionOperations {
     const bool linear = node.activation == Activation::kLinear && node.number == 0;
     const bool states = gives_states(node.inputs[0]);
     if (!as_they_are) words.lay_out(chunk, node.rows, block.team, layout);
-    WidePanel wide;
-    wide.lay_out(block.team.me, block.team.count, layout, layer.kernel);
     const Range panels = block.team.share_of(layer.kernel.columns_panels);
     for (Index begin = 0; begin < x.all(); begin += chunk) {
       const Index count = smaller(chunk, x.all() - begin);
@@ -433,7 +430,7 @@ class ProgramJob : AttentionOperations {
           for (int j = 0; j < 4 * kPanels; ++j)
             sums[r][j] = Simd::load(layer.bias + panel * kWidth + j * kLanes);
         }
-        add_product<kPrecision, kCount, kPanels>(left, row, layer.kernel, panel, sums, wide);
+        add_product<kPrecision, kCount, kPanels>(left, row, layer.kernel, panel, sums);
         for (int r = 0; r < kCount; ++r) {
           for (int j = 0; j < 4 * kPanels; ++j) {
             const Index column = panel * kWidth + j * kLanes;

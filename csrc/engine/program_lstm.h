@@ -98,6 +98,8 @@ class LstmRun {
   static constexpr int kEach = elements_of_word(kPrecision);
   static constexpr bool kFloats = kPrecision == Precision::kFloat32;
   static constexpr Index kRowsAtOnce = 96;  // in an input projection
+  // Rows whose gates become states at once, and the most that tiles of rows or panels make of them.
+  static constexpr Index kGatesAtOnce = 12, kMostAtOnce = kGatesAtOnce + kRows - 1;
   // For a layer that another one follows: few steps, so that the follower begins soon.
   static constexpr Index kStepsAtOnce = 8;
 
@@ -127,7 +129,6 @@ class LstmRun {
       projected_ = {memory.take<float>(most * panels_ * kWidth), chunk_ * rows};
       if (!as_they_are()) x_.lay_out(most, weights_.inputs, team_, memory);
     }
-    wide_.lay_out(team_.me, team_.count, memory, weights_.kernel, weights_.recurrent);
   }
 
   void run() {
@@ -253,7 +254,7 @@ class LstmRun {
         for (int j = 0; j < kVectors * kPanels; ++j)
           sums[r][j] = Simd::load(weights_.bias + (panel + j / kVectors) * kWidth + j % kVectors * kLanes);
       }
-      add_product<kPrecision, kCount, kPanels, kVectors>(x, row, weights_.kernel, panel, sums, wide_);
+      add_product<kPrecision, kCount, kPanels, kVectors>(x, row, weights_.kernel, panel, sums);
       for (int r = 0; r < kCount; ++r) {
         for (int j = 0; j < kVectors * kPanels; ++j)
           Simd::store(projected_.at(panel + j / kVectors, row + r) + j % kVectors * kLanes, sums[r][j]);
@@ -298,17 +299,18 @@ class LstmRun {
             h, {0, rows}, weights_.recurrent, mine_, turn_ == 1,
             [&](Index row, Index panel, float* sums) { copy_panel(start_of_gates(row, panel), sums); },
             [&](Index row, Index count, Index panel, const float* sums) {
-              if (tail_ == 0 || panel + 1 < panels_)
-                return advance_all<4>(step, row, static_cast<int>(count), panel, 1, sums);
-              for (Index r = 0; r < count; ++r, sums += kWidth) {
-                tail_ == 1   ? advance_all<1>(step, row + r, 1, panel, 1, sums)
-                : tail_ == 2 ? advance_all<2>(step, row + r, 1, panel, 1, sums)
-                             : advance_all<3>(step, row + r, 1, panel, 1, sums);
-              }
+              const auto of = [&]<int kVectors>() {
+                advance_all<kVectors>(step, row, count, panel, 1, sums, kWidth);
+              };
+              if (tail_ == 0 || panel + 1 < panels_) return of.template operator()<4>();
+              tail_ == 1   ? of.template operator()<1>()
+              : tail_ == 2 ? of.template operator()<2>()
+                           : of.template operator()<3>();
             });
         end_step(step);
         continue;
       }
+      Index first_kept = 0;
       // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, the cache
       // still holds the last panels.
       for_my_blocks({0, rows}, turn_ == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
@@ -321,7 +323,7 @@ class LstmRun {
             for (int j = 0; j < kVectors; ++j) sums[r][kVectors * p + j] = Simd::load(start + j * kLanes);
           }
         }
-        add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums, wide_);
+        add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums);
         if constexpr (kCount == 1 && kVectors == 4 && kLanes > 8) {
           // With a single row, a call would cost 8 ns for each panel of 16 units. Targets with smaller vectors have 16
           // registers and not 32; there the call is 4 % faster.
@@ -332,12 +334,16 @@ class LstmRun {
           }
           return;
         }
-        alignas(64) float kept[kCount * kPanels * kWide];
+        float* const kept = sums_ + (row - first_kept) * kPanels * kWide;
         for (int r = 0; r < kCount; ++r) {
           for (int j = 0; j < kVectors * kPanels; ++j)
             Simd::store(kept + (r * kVectors * kPanels + j) * kLanes, sums[r][j]);
         }
-        advance_all<kVectors>(step, row, kCount, panel, kPanels, kept);
+        // The gates of several tiles at once: their operations wait for each other, those of different rows do not.
+        const Index end = row + kCount;
+        if (end < rows && end - first_kept < kGatesAtOnce) return;
+        advance_all<kVectors>(step, first_kept, end - first_kept, panel, kPanels, sums_);
+        first_kept = end < rows ? end : 0;
       });
       end_step(step);
     }
@@ -357,19 +363,55 @@ class LstmRun {
     for (int j = 0; j < 4; ++j) Simd::store(to + j * kLanes, Simd::load(from + j * kLanes));
   }
 
-  // Turns the sums of the gates of some rows and panels into c and h. One call for all keeps the constants in
-  // registers.
+  // Turns the sums of the gates of some rows of a panel, or of one row of several panels, into c and h. `next` is the
+  // distance between the sums of two rows or panels.
   template <int kVectors>
-  [[gnu::noinline]] void advance_all(Index step, Index row, int rows, Index panel, int panels,
-                                     const float* sums) {
+  [[gnu::noinline]] void advance_all(Index step, Index row, Index rows, Index panel, Index panels,
+                                     const float* sums, Index next = kVectors * kLanes) {
     constexpr Index kGate = units_of_vectors(kVectors);
-    const auto gate_of = [&](int gate) {
-      return kVectors == 4 ? Simd::load(sums + gate * kGate) : Simd::load_n(sums + gate * kGate, kGate);
-    };
-    for (int r = 0; r < rows; ++r) {
-      for (int p = 0; p < panels; ++p, sums += kVectors * kLanes)
-        advance(step, row + r, panel + p, gate_of(0), gate_of(1), gate_of(2), gate_of(3));
+    const Index count = rows * panels, unit = panel * kLanes;
+    const Index next_row = panels > 1 ? 0 : 1, next_unit = panels > 1 ? kLanes : 0;
+    const Index h_row = next_unit + next_row * (kFloats ? h_row_ : panels_ * kLanes);
+    float* const c = cell(panel, row);
+    float* const h = (kFloats ? h_[1 - turn_] + row * h_row_ : hidden(row)) + unit;
+    const bool masks = task_.mask != nullptr || task_.mask_ids != nullptr;
+    alignas(64) float held_c[kMostAtOnce * kLanes], held_h[kMostAtOnce * kLanes];
+    for (Index n = 0; masks && n < count; ++n) {
+      Simd::store(held_c + n * kLanes, Simd::load(c + n * kLanes));
+      Simd::store(held_h + n * kLanes, Simd::load(hidden(row + n * next_row) + unit + n * next_unit));
     }
+    usual_ ? usual_cells(sums, next, kGate, count, c, h, h_row)
+           : other_cells(sums, next, kGate, count, c, h, h_row);
+    float* const to = output(step, row);
+    for (Index n = 0; n < count; ++n) {
+      const Index at = row + n * next_row, first = unit + n * next_unit;
+      const int lanes = lanes_before(first, weights_.units);
+      const bool stays = masks && masked(at, step);
+      if (stays || lanes < kLanes) {
+        // Lanes without a unit have weights of zero, and an infinity would make their sums NaN.
+        Simd::store(c + n * kLanes, first_lanes(Simd::load((stays ? held_c : c) + n * kLanes), lanes));
+        Simd::store(h + n * h_row,
+                    first_lanes(Simd::load(stays ? held_h + n * kLanes : h + n * h_row), lanes));
+      }
+      if (kFloats && to == nullptr) continue;
+      const F now = Simd::load(h + n * h_row);
+      if (!kFloats && static_) store_state<kPrecision>(h_[1 - turn_] + at * h_row_, first, now);
+      if (to == nullptr) continue;
+      const F shown = stays && shows_zero(at, step) ? Simd::set(0) : now;
+      store_upto<Storage::kFloat32>(to + (at - row) * task_.outputs.stride, shown, first, weights_.units);
+    }
+  }
+
+  // The outputs of a row and the rows after it, or null if a step has none.
+  float* output(Index step, Index row) const {
+    const bool last = step + 1 == task_.steps;
+    if (task_.outputs.data == nullptr || (!task_.return_sequences && !last)) return nullptr;
+    return task_.outputs.at(task_.return_sequences ? (task_.natural ? time_of(step) : step) : 0, row);
+  }
+  // Whether the output of a masked row is zero and not the output before.
+  bool shows_zero(Index row, Index step) const {
+    return task_.masked_output == MaskedOutput::kZero ||
+           (task_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]);
   }
 
   CELLERATE_PART_OF_CALLER inline void advance(Index step, Index row, Index panel, F i, F f, F g, F o) {
@@ -385,7 +427,6 @@ class LstmRun {
       c = next.c;
       h = next.h;
       if (lanes < kLanes) {
-        // Lanes without a unit have weights of zero, and an infinity would make their sums NaN.
         c = first_lanes(c, lanes);
         h = first_lanes(h, lanes);
       }
@@ -393,14 +434,22 @@ class LstmRun {
       if (!kFloats) Simd::store(hidden(row) + unit, h);
     }
     if (static_) store_state<kPrecision>(h_[1 - turn_] + row * h_row_, unit, h);
-    const bool last = step + 1 == task_.steps;
-    if (task_.outputs.data == nullptr || (!task_.return_sequences && !last)) return;
-    const Index at = task_.return_sequences ? (task_.natural ? time_of(step) : step) : 0;
-    const bool zero = stays && (task_.masked_output == MaskedOutput::kZero ||
-                                (task_.masked_output == MaskedOutput::kPreviousOutput && step < first_[row]));
-    float* to = task_.outputs.at(at, row) + unit;
-    if (zero) h = Simd::set(0);
-    lanes == kLanes ? Simd::store(to, h) : Simd::store_n(to, h, lanes);
+    float* const to = output(step, row);
+    if (to == nullptr) return;
+    if (stays && shows_zero(row, step)) h = Simd::set(0);
+    lanes == kLanes ? Simd::store(to + unit, h) : Simd::store_n(to + unit, h, lanes);
+  }
+
+  // Like usual_cells(), for any activations.
+  void other_cells(const float* sums, Index next, Index gate, Index count, float* c, float* h,
+                   Index h_row) const {
+    for (Index n = 0; n < count; ++n, sums += next, c += kLanes, h += h_row) {
+      const CellState found =
+          other_cell(Simd::load(sums), Simd::load(sums + gate), Simd::load(sums + 2 * gate),
+                     Simd::load(sums + 3 * gate), Simd::load(c));
+      Simd::store(c, found.c);
+      Simd::store(h, found.h);
+    }
   }
 
   // Like usual_cell(), for any activations; out of line, so that the code of the usual activations stays small.
@@ -430,7 +479,8 @@ class LstmRun {
   int32_t* first_ = nullptr;  // [row]: the first step that is not masked
   RowWords<kPrecision> x_;    // x of the chunk as words, unless x is used in place
   Panels projected_;
-  WidePanel wide_;
+  // The sums of the gates of some rows of a panel. The last vector of the last row may be read beyond its end.
+  alignas(64) float sums_[kMostAtOnce * kWidth + kLanes] = {};
 };
 
 }  // namespace cellerate::CELLERATE_TARGET

@@ -88,41 +88,6 @@ inline void add_total(F total, float row_scale, float* sums) {
   Simd::store(sums, Simd::fma(total, Simd::set(row_scale / 16), Simd::load(sums)));
 }
 
-// A panel of bfloat16 weights widened to floats once, for all tiles of rows that multiply it in turn: widening it for
-// each tile would take half as long as the products.
-class WidePanel {
- public:
-  // Takes memory for a panel of any of these matrices, for thread `me` of `count`.
-  template <class... Matrices>
-  void lay_out(int me, int count, Layout& memory, const Matrices&... matrices) {
-    Index most = 0;
-    for (const StepMatrix* each : {&matrices...}) {
-      if (each->narrow > 0) most = larger(most, 2 * each->depth);
-    }
-    if (most == 0) return;
-    auto* room = memory.take<float>(count * most * kWidth);
-    words_ = room == nullptr ? nullptr : room + me * most * kWidth;
-  }
-  const float* of(const float* weights, Index depth) {
-    if (weights == widened_) return words_;
-    float* to = words_;
-    for (Index k = 0; k < depth; ++k, to += 2 * kWidth) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const F pair = Simd::load(weights + k * kWidth + j * kLanes);
-        Simd::store(to + j * kLanes, Simd::low_half(pair));
-        Simd::store(to + kWidth + j * kLanes, Simd::high_half(pair));
-      }
-    }
-    widened_ = weights;
-    return words_;
-  }
-
- private:
-  float* words_ = nullptr;
-  const float* widened_ = nullptr;
-};
-
 // The left factor: row r lies at words + r * row. For int8, `scales` has a factor for each row, or is null for 1/127.
 struct StepRows {
   const float* words;
@@ -162,6 +127,28 @@ inline void add_narrow(const float* x, const float* weights, Index next_panel, I
       const F pair = Simd::load(weights + j / kVectors * next_panel + j % kVectors * kLanes);
       sums[j] = Simd::fma(high, Simd::high_half(pair), Simd::fma(low, Simd::low_half(pair), sums[j]));
     }
+  }
+}
+// The same for several rows. It loads the pairs twice, because the targets that widen have no registers to keep them.
+template <int kCount, int kVectors>
+inline void add_narrow(const float* x, Index row, const float* weights, Index count,
+                       F (&sums)[kCount][kVectors]) {
+  const auto add = [&](const float* pairs, Index k, auto half_of) {
+    F at[kCount];
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r) at[r] = Simd::set(x[r * row + k]);
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      const F half = half_of(Simd::load(pairs + j * kLanes));
+#pragma GCC unroll 8
+      for (int r = 0; r < kCount; ++r) sums[r][j] = Simd::fma(at[r], half, sums[r][j]);
+    }
+  };
+  for (Index k = 0; k < count; k += 2, weights += kWidth) {
+    add(weights, k, Simd::low_half);
+    const float* again = weights;
+    asm("" : "+r"(again));
+    if (k + 1 < count) add(again, k + 1, Simd::high_half);
   }
 }
 
@@ -260,8 +247,7 @@ inline void for_groups(const StepRows& a, Range rows, const StepMatrix& b, Range
 // and copy them twice. Without vectors the sums are in memory anyway.
 template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
 CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, const StepMatrix& b,
-                                                 Index panel, Sums<kCount, kPanels, kVectors>& sums,
-                                                 [[maybe_unused]] WidePanel& wide) {
+                                                 Index panel, Sums<kCount, kPanels, kVectors>& sums) {
   const float* words = a.words + row * a.row;
   const Index next_panel = b.depth * kWidth;
   const float* weights = b.words + panel * next_panel;
@@ -297,12 +283,12 @@ CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, c
     }
     Index depth = b.depth;
     if constexpr (kWidens) {
-      if (b.narrow > 0 && kCount == 1) {
-        add_narrow<kPanels, kVectors>(words, weights, next_panel, b.narrow, local[0]);
+      if (b.narrow > 0) {
+        if constexpr (kCount == 1)
+          add_narrow<kPanels, kVectors>(words, weights, next_panel, b.narrow, local[0]);
+        else
+          add_narrow<kCount, kVectors>(words, a.row, weights, b.narrow, local);
         depth = 0;
-      } else if (b.narrow > 0) {
-        weights = wide.of(weights, b.depth);
-        depth = b.narrow;
       }
     }
     for (Index k = 0; k < depth; ++k, weights += kWidth) {

@@ -45,6 +45,11 @@ struct Simd {
     const int32x4_t half = vshrq_n_s32(i, 1);
     return vmulq_f32(vmulq_f32(x, power(half)), power(vsubq_s32(i, half)));
   }
+  // x * 2^n for an integral n, where neither x nor the result is a denormal number.
+  static F scale_normal(F x, F n) {
+    const int32x4_t steps = vshlq_n_s32(vcvtq_s32_f32(n), 23);
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), steps));
+  }
   // In each lane, a > b ? yes : no; no if either is NaN.
   static F where_greater(F a, F b, F yes, F no) { return vbslq_f32(vcgtq_f32(a, b), yes, no); }
   // In each lane, yes if the sign bit of x is set (also of -0), else no.
