@@ -426,7 +426,8 @@ void CompiledProgram::divide(const ProgramCall& call, ProgramPlan& plan) const {
   // Each thread gets rows of its own if there are enough for fast products; else the threads share a block, and each
   // reads only its part of the weights.
   const int64_t rows = call.batch / threads;
-  plan.teams = call.together || rows < 2 || bytes_of_step_ > rows * kMostBytesOfRow ? 1 : threads;
+  plan.apart = call.together || rows < 2 ? 1 : threads;
+  plan.teams = bytes_of_step_ > rows * kMostBytesOfRow ? 1 : plan.apart;
   plan.members = threads / plan.teams;
 }
 
@@ -486,7 +487,10 @@ void CompiledProgram::run(const ProgramCall& call, const ProgramPlan& plan) cons
   if (plan.members == 1 || chosen) return kernels_->run(packed_.get(), run);
   Pace& pace = paces_[std::min(kKinds - 1, static_cast<size_t>(std::log2(plan.products)))];
   pace.take([&](bool several, bool) {
-    if (!several) run.members = 1;
+    if (!several) {
+      run.teams = static_cast<int>(plan.apart);
+      run.members = 1;
+    }
     kernels_->run(packed_.get(), run);
     return int64_t{1};
   });

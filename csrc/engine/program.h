@@ -258,8 +258,9 @@ struct ProgramCall {
 
 // How to run calls of the same sizes; planned once for all of them.
 struct ProgramPlan {
-  // The threads divide a call as `teams` of `members` threads each; `threads` are available.
-  int64_t teams = 1, members = 1;
+  // The threads divide a call as `teams` of `members` threads each, or if meeting takes too long, as `apart` teams of a
+  // single thread; `threads` are available.
+  int64_t teams = 1, members = 1, apart = 1;
   int threads = 1;
   double products = 0;             // of the whole call
   int64_t rows = 1;                // the most rows of a block

@@ -130,10 +130,12 @@ def test_layers_of_any_width_err_by_their_rounding(precision: str, target: str) 
             assert np.abs(found - right).max() <= limit, (units, batch)
 
 
-def test_large_layers_on_several_threads_give_the_bits_of_one() -> None:
-    # So many units that the threads divide them; and two layers beside each other, one after the other's chunks.
+@pytest.mark.parametrize("rows", [1, 5])
+def test_large_layers_on_several_threads_give_the_bits_of_one(rows: int) -> None:
+    # So many units that the threads divide them, also those of a few rows; and two layers beside each other, one after
+    # the other's chunks.
     both = Both(forecaster(300))
-    given = inputs_of(both.program, 1, 40)
+    given = inputs_of(both.program, rows, 40)
     native.set_num_threads(1)
     (right,) = both.run(given).values()
     for threads in (2, 3, 4):

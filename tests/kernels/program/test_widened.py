@@ -1,7 +1,7 @@
 """bfloat16 on targets that multiply it as floats: only the weights are rounded, and never slower than float32.
 
-So the results are those of float32 with these weights, bit for bit: of one row, whose weights are widened as they are
-read, and of many, for which a panel is widened once.
+So the results are those of float32 with these weights, bit for bit: of one row, which reads each pair of weights once,
+and of tiles of rows, which read it once for each of its numbers.
 """
 
 import dataclasses
