@@ -65,6 +65,14 @@ def test_quantity_has_the_unit_that_fits(value, unit, text):
 
 
 @pytest.mark.parametrize(
+    "count, words, text",
+    [(1, ("row",), "1 row"), (0, ("row",), "0 rows"), (2000, ("stretch", "stretches"), "2,000 stretches")],
+)
+def test_count_has_a_noun_in_its_number(count, words, text):
+    assert shown.counted(count, *words) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (0.25, "250 ms"),

@@ -92,6 +92,11 @@ def milliseconds(value: float) -> str:
     return f"{number(value)} ms"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count and what it counts: 1 row, 2,000 rows. `plural` is for nouns that take more than an s."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds, the two largest that matter: 1 h 05 min."""
     if not math.isfinite(seconds) or seconds < 0 or seconds >= 1e9:

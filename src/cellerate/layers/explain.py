@@ -12,6 +12,7 @@ import keras
 from keras import layers
 
 from cellerate.errors import BackendError, ModelError
+from cellerate.format import counted
 from cellerate.keras_graph import keras2
 from cellerate.keras_graph.activations import RANGE, nearest_activation
 from cellerate.keras_graph.graph import UNKNOWN, TimeLayer, find_over_time, inner_layers
@@ -95,7 +96,7 @@ class Explanation:
             return f"model {self.model!r} has no recurrent layers, so there is nothing to explain."
         slow = [report for report in self.layers if report.changes]
         named = "; ".join(f"{report.path} ({', '.join(c.name for c in report.changes)})" for report in slow)
-        layers_here = f"{count} recurrent layer{'' if count == 1 else 's'}"
+        layers_here = counted(count, "recurrent layer")
         if not slow and self.training_step is not None and self.training_step.startswith(seam.KERASS_OWN):
             # The layers are as fast as they can be, but the engine could run the whole step.
             return (

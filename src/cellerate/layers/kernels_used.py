@@ -2,6 +2,7 @@
 
 import keras
 
+from cellerate.format import counted
 from cellerate.kernels import native
 from cellerate.layers.engine.seam import WHOLE_STEPS
 from cellerate.layers.explain import explain
@@ -23,7 +24,7 @@ def kernels_used(model: keras.Model, precision: str = "float32") -> str:
         kernels = _OWN.get(report.implementation, f"{report.implementation} kernels")
         if report.target is not None:
             threads = native.num_threads()
-            kernels += f" ({report.target}) on {threads} thread{'' if threads == 1 else 's'}"
+            kernels += f" ({report.target}) on {counted(threads, 'thread')}"
         named[kernels] = named.get(kernels, 0) + 1
     if len(named) == 1:
         kernels = next(iter(named))

@@ -78,10 +78,9 @@ class Comparison:
             return "Nothing could be compared."
         better = sum(row.outcome == "improvement" for row in self.rows)
         same = sum(row.outcome == "same" for row in self.rows)
-        worse = "Nothing regressed" if not self.regressions else f"{_count(self.regressions, 'regression')}"
-        return (
-            f"{worse}; {_count(better, 'improvement')}, {_count(same, 'figure')} the same within the noise."
-        )
+        worse = shown.counted(self.regressions, "regression") if self.regressions else "Nothing regressed"
+        improved, equal = shown.counted(better, "improvement"), shown.counted(same, "figure")
+        return f"{worse}; {improved}, {equal} the same within the noise."
 
     def to_json(self) -> dict[str, Any]:
         """The comparison as JSON values; an infinite factor is null."""
@@ -131,10 +130,6 @@ def compare(a: Run, b: Run) -> Comparison:
         lost=tuple(_lost(a, b)) if alike else (),
         differences=tuple(_differences(a, b)),
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _name(run: Run) -> str:

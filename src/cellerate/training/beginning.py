@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from cellerate.errors import CheckpointError, ConfigError
+from cellerate.format import counted
 from cellerate.messages import argument
 from cellerate.training.callbacks import Progress
 from cellerate.training.checkpoint import Checkpoint, check_identity
@@ -86,7 +87,7 @@ def checkpoint_to_resume(
         done == settings.epochs and (checkpoint.position.batch or checkpoint.progress.get("finished"))
     ):
         raise ConfigError(
-            f"this run has already trained {done} epoch{'s' * (done != 1)}: ask for more than that "
+            f"this run has already trained {counted(done, 'epoch')}: ask for more than that "
             f"({argument('epochs')} is {settings.epochs}) to go on."
         )
     return checkpoint

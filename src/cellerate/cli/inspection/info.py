@@ -10,7 +10,7 @@ from cellerate.cli.backend import start_backend_for
 from cellerate.cli.options import Backend, Json, operand, option
 from cellerate.cli.output import print_json, print_result
 from cellerate.errors import ConfigError
-from cellerate.format import one_line, size
+from cellerate.format import counted, one_line, size
 
 _FORMATS = {"keras": "a Keras model", "cell": "a packed model", "series": "a packed series"}
 
@@ -88,7 +88,7 @@ def _of_model(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _of_series(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _of_file(facts)
-    stretches = f"{facts['segments']:,} stretch{'es' * (facts['segments'] != 1)}"
+    stretches = counted(facts["segments"], "stretch", "stretches")
     yield "rows", f"{facts['rows']:,} in {facts['series']:,} series, {stretches} without a gap"
     yield "columns", f"{', '.join(facts['columns'])} ({facts['dtype']})"
     if facts["first_time"] is not None:

@@ -9,7 +9,7 @@ from cellerate.cli.output import print_json, print_result
 from cellerate.cli.running import progress_bar
 from cellerate.cli.tables import notes_at_end
 from cellerate.data.settings import FILLED_IN, Reading, TableOptions
-from cellerate.format import listed, size
+from cellerate.format import counted, listed, size
 from cellerate.listener import Callbacks
 
 # Columns that are listed of a packed series.
@@ -66,5 +66,5 @@ def pack(
     else:
         print_result(
             f"{output}: {len(packed.values):,} rows of {listed(packed.columns, _SHOWN)} in {series:,} series, "
-            f"{stretches:,} stretch{'es' * (stretches != 1)} without a gap, {size(content)}"
+            f"{counted(stretches, 'stretch', 'stretches')} without a gap, {size(content)}"
         )

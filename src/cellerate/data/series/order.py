@@ -13,6 +13,7 @@ from cellerate.data.series.read import npy_header
 from cellerate.data.settings import Duplicates
 from cellerate.data.times import TimeForm, never_shown, to_instants, to_local, zones_of_repeats
 from cellerate.errors import DataError
+from cellerate.format import counted
 from cellerate.messages import argument
 
 # The number of rows of small series that are sorted together, and of rows that are written at once.
@@ -206,7 +207,7 @@ def _refuse(rows: np.ndarray, times: np.ndarray, same: np.ndarray, values: np.nd
     written, count = form.write(times[at : at + 1])[0], int(same.sum())
     message = (
         f"{how.place(here)}: the time {written} occurs twice; it is also in {how.place(before)} ({shown(before)} "
-        f"there, {shown(here)} here; {count:,} such row{'s' * (count > 1)} in all). "
+        f"there, {shown(here)} here; {counted(count, 'such row')} in all). "
     )
     zones = []
     if times.dtype.kind == "M" and not how.form.zone:

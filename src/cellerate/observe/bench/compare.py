@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cellerate.errors import DataError
+from cellerate.format import counted
 from cellerate.messages import Message, argument
 from cellerate.observe.bench.record import Entry, Record
 
@@ -107,7 +108,7 @@ class RecordComparison:
         faster = sum(effect.verdict == "faster" for effect in ours)
         same = sum(effect.verdict == "same" for effect in ours)
         found = self.regressions
-        worse = "Nothing regressed" if not found else f"{found} regression{'s' * (found > 1)}"
+        worse = "Nothing regressed" if not found else counted(found, "regression")
         return f"{worse}; of Cellerate's jobs {faster} became faster, and of {same} no difference is certain."
 
     def to_json(self) -> dict[str, Any]:
@@ -302,7 +303,7 @@ def _warnings(a: Record, b: Record, effects: Iterable[Effect]) -> Iterator[str]:
             yield f"During the {which} run other virtual machines took {record.load.stolen:.0%} of the processors."
         if record.sessions < LEAST_SESSIONS:
             yield Message(
-                f"The {which} run has {record.sessions} session{'s' * (record.sessions != 1)}; {LEAST_SESSIONS} are "
+                f"The {which} run has {counted(record.sessions, 'session')}; {LEAST_SESSIONS} are "
                 f"needed to tell a slower program from a slower start: give it a larger {argument('budget')}."
             )
     different = [

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cellerate.errors import CellerateError
+from cellerate.format import counted
 from cellerate.machine.environment import processors
 from cellerate.observe.bench.jobs import Job, timed, timed_anew
 from cellerate.observe.bench.model import (
@@ -81,7 +82,7 @@ def thread_counts() -> tuple[int, ...]:
 
 def in_words(count: int) -> str:
     """The number of threads in words."""
-    return f"{count} thread{'s' * (count > 1)}"
+    return counted(count, "thread")
 
 
 def work_of(rows: int) -> str:

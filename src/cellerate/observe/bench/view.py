@@ -133,7 +133,7 @@ def page_of(record: Record) -> BenchPage:
         facts=(
             f"{record.machine.get('processor', 'an unknown processor')}, {record.machine.get('cores', '?')} cores",
             name_of(record),
-            f"{record.sessions} session{'s' * (record.sessions != 1)} in {shown.duration(record.seconds)}",
+            f"{shown.counted(record.sessions, 'session')} in {shown.duration(record.seconds)}",
         ),
         sentence=sentence,
         tone=tone,  # type: ignore[arg-type]

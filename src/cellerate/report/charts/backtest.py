@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.format import counted
 from cellerate.report.charts import canvas
 from cellerate.report.charts.forecasts import bands, by_the_clock, middle
 from cellerate.runtime.forecast import Example
@@ -41,7 +42,7 @@ def draw_backtest(path: str | Path, folds: Sequence[Sequence[Example]], title: s
     panels = [(series[place], n) for place in places for n in range(shown_targets)]
     remark = canvas.remark_of(
         [
-            f"{len(folds):,} fold{'s' if len(folds) != 1 else ''}",
+            counted(len(folds), "fold"),
             canvas.some_of(len(places), len(series), "series"),
             canvas.some_of(shown_targets, len(targets), "targets"),
         ]

@@ -18,6 +18,7 @@ from cellerate.data.settings import Reading
 from cellerate.data.times import TimeForm
 from cellerate.data.windows import Covariates, Inputs, Scaler, held_by
 from cellerate.errors import DataError, ModelError
+from cellerate.format import counted
 from cellerate.runtime.cell import Cell
 from cellerate.runtime.forecast.ends import row_times, series_ends
 from cellerate.runtime.forecast.forecast_rows import RowForecaster
@@ -258,7 +259,7 @@ class Forecaster:
         if array.shape[-2] < window:
             found = array.shape[-2]
             raise DataError(
-                f"rows has {found} row{'s' * (found != 1)}, but the model forecasts from {window}: "
+                f"rows has {counted(found, 'row')}, but the model forecasts from {window}: "
                 "give at least that many."
             )
         before = array.shape[-2] - window

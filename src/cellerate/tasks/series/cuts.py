@@ -1,6 +1,7 @@
 """Says which windows a series loses because it is cut at gaps and where values are missing."""
 
 from cellerate.data.series import SeriesData
+from cellerate.format import counted
 from cellerate.messages import Message, argument
 from cellerate.tasks.judging import count_in
 
@@ -35,10 +36,10 @@ def lost_to_cuts(data: SeriesData, window: int, horizon: int) -> str:
         if data.times is not None and data.frequency is not None:
             before, after = data.form.write(data.times[gaps[0] - 1 : gaps[0] + 1])
             about = f" (the first from {before} to {after}; the frequency is {data.frequency.name})"
-        cuts.append(f"{len(gaps):,} gap{'s' * (len(gaps) > 1)}{about}")
+        cuts.append(counted(len(gaps), "gap") + about)
         ways.append(f"over gaps that are usual, such as nights and holidays: {argument('gaps', 'ignore')}")
     if dropped:
-        cuts.append(f"{dropped:,} place{'s' * (dropped > 1)} where values are missing")
+        cuts.append(f"{counted(dropped, 'place')} where values are missing")
         ways.append(f"with values in their place: {argument('missing', 'interpolate')}")
     longest = max(stop - first for first, stop, _ in data.segments)
     return Message(
