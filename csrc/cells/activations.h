@@ -175,8 +175,7 @@ inline CellState usual_cell(F i, F f, F g, F o, F c) { return usual_cell_here(i,
     sums += kCount * next, c += kCount * kLanes, h += kCount * h_row, count -= kCount;
   };
   while (count >= 4) advance.template operator()<4>();
-  if (count == 3) advance.template operator()<3>();
-  if (count == 2) advance.template operator()<2>();
+  if (count >= 2) advance.template operator()<2>();
   if (count == 1) advance.template operator()<1>();
 }
 
