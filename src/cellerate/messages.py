@@ -5,7 +5,7 @@ A message marks the arguments that it names. Users of Python read `missing='drop
 
     raise ConfigError(f"Leave such rows out with {argument('missing', 'drop')}.")
 
-As plain text, an error or a `Message` is always in Python's form: no marks reach a file or an HTTP answer.
+As plain text, both are always in Python's form.
 """
 
 import json
