@@ -299,13 +299,7 @@ class LstmRun {
             h, {0, rows}, weights_.recurrent, mine_, turn_ == 1,
             [&](Index row, Index panel, float* sums) { copy_panel(start_of_gates(row, panel), sums); },
             [&](Index row, Index count, Index panel, const float* sums) {
-              const auto of = [&]<int kVectors>() {
-                advance_all<kVectors>(step, row, count, panel, 1, sums, kWidth);
-              };
-              if (tail_ == 0 || panel + 1 < panels_) return of.template operator()<4>();
-              tail_ == 1   ? of.template operator()<1>()
-              : tail_ == 2 ? of.template operator()<2>()
-                           : of.template operator()<3>();
+              advance_all(step, row, count, panel, 1, sums, kWidth);
             });
         end_step(step);
         continue;
@@ -342,7 +336,7 @@ class LstmRun {
         // The gates of several tiles at once: their operations wait for each other, those of different rows do not.
         const Index end = row + kCount;
         if (end < rows && end - first_kept < kGatesAtOnce) return;
-        advance_all<kVectors>(step, first_kept, end - first_kept, panel, kPanels, sums_);
+        advance_all(step, first_kept, end - first_kept, panel, kPanels, sums_, kWide);
         first_kept = end < rows ? end : 0;
       });
       end_step(step);
@@ -365,10 +359,9 @@ class LstmRun {
 
   // Turns the sums of the gates of some rows of a panel, or of one row of several panels, into c and h. `next` is the
   // distance between the sums of two rows or panels.
-  template <int kVectors>
   [[gnu::noinline]] void advance_all(Index step, Index row, Index rows, Index panel, Index panels,
-                                     const float* sums, Index next = kVectors * kLanes) {
-    constexpr Index kGate = units_of_vectors(kVectors);
+                                     const float* sums, Index next) {
+    const Index gate = units_of_vectors(tail_ > 0 && panel + 1 == panels_ ? tail_ : 4);
     const Index count = rows * panels, unit = panel * kLanes;
     const Index next_row = panels > 1 ? 0 : 1, next_unit = panels > 1 ? kLanes : 0;
     const Index h_row = next_unit + next_row * (kFloats ? h_row_ : panels_ * kLanes);
@@ -380,8 +373,8 @@ class LstmRun {
       Simd::store(held_c + n * kLanes, Simd::load(c + n * kLanes));
       Simd::store(held_h + n * kLanes, Simd::load(hidden(row + n * next_row) + unit + n * next_unit));
     }
-    usual_ ? usual_cells(sums, next, kGate, count, c, h, h_row)
-           : other_cells(sums, next, kGate, count, c, h, h_row);
+    usual_ ? usual_cells(sums, next, gate, count, c, h, h_row)
+           : other_cells(sums, next, gate, count, c, h, h_row);
     float* const to = output(step, row);
     for (Index n = 0; n < count; ++n) {
       const Index at = row + n * next_row, first = unit + n * next_unit;

@@ -147,7 +147,7 @@ inline void add_narrow(const float* x, Index row, const float* weights, Index co
   for (Index k = 0; k < count; k += 2, weights += kWidth) {
     add(weights, k, Simd::low_half);
     const float* again = weights;
-    asm("" : "+r"(again));
+    asm("" : "+r"(again));  // else the compiler would keep the pairs and move sums to memory
     if (k + 1 < count) add(again, k + 1, Simd::high_half);
   }
 }

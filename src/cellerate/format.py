@@ -1,4 +1,7 @@
-"""Numbers as a reader wants them: few digits, and a unit that fits."""
+"""Numbers as a reader wants them: few digits, and a unit that fits.
+
+Reports, charts and the command line all use it, so that a figure reads the same everywhere.
+"""
 
 import math
 import re
@@ -15,7 +18,10 @@ _MOST_FACTOR = 1e6  # a larger factor cannot be a measurement
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with `digits` significant digits, and all whole ones: 0.0123, 1.50, 12,345."""
+    """A number with `digits` significant digits and thousands separators: 0.0123, 1.50, 12,345.
+
+    Whole digits are never rounded away: 12,345 stays 12,345.
+    """
     if not math.isfinite(value):
         return "infinite" if value > 0 else "minus infinite" if value < 0 else "not a number"
     if value == 0:
@@ -87,7 +93,7 @@ def milliseconds(value: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A count with its noun: 1 row, 2,000 rows."""
+    """A count and what it counts: 1 row, 2,000 rows. `plural` is for nouns that take more than an s."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 

@@ -4,8 +4,9 @@ A message marks the arguments that it names. Users of Python read `missing='drop
 `--missing drop`::
 
     raise ConfigError(f"Leave such rows out with {argument('missing', 'drop')}.")
+    listener.message(Message(f"the first column is the time; name another ({argument('time_column')})"))
 
-As plain text, both are always in Python's form.
+As plain text, an error or a `Message` is always in Python's form: no marks reach a file or an HTTP answer.
 """
 
 import json
@@ -19,7 +20,11 @@ _MARK = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
 
 
 class Message(str):
-    """A text in Python's form that keeps its marks for other forms."""
+    """A text in Python's form that keeps its marks for other forms.
+
+    Args:
+        text: The text, with the marks of `argument` in it.
+    """
 
     marked: str
 
