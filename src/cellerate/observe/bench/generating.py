@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from cellerate.errors import CellerateError
+from cellerate.format import counted
 from cellerate.kernels.decoder.contract import Steps
-from cellerate.observe.bench.inferring import in_words, thread_counts
+from cellerate.observe.bench.inferring import thread_counts
 from cellerate.observe.bench.jobs import Job, timed, timed_anew
 from cellerate.observe.bench.model import (
     PRECISIONS,
@@ -87,7 +88,7 @@ def torch_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
 
     truth = read_truth(folder)
     weights = weights_of(truth)
-    ways: dict[str, Step] = {in_words(count): stepper(weights, count) for count in thread_counts()}
+    ways: dict[str, Step] = {counted(count, "thread"): stepper(weights, count) for count in thread_counts()}
     yield _stepping(truth, "float32", "a call a character", ways)
 
 
@@ -114,7 +115,8 @@ def runtime_jobs(folder: Path, sizes: Sizes, name: str) -> Iterator[Job | tuple[
             continue
         outputs = ["logits", "h_0_next", "c_0_next"]
         ways = {
-            in_words(count): stepper(runtimes.opened(name, path, outputs, count)) for count in thread_counts()
+            counted(count, "thread"): stepper(runtimes.opened(name, path, outputs, count))
+            for count in thread_counts()
         }
         yield _stepping(truth, precision, "a call a character", ways)
 

@@ -53,7 +53,7 @@ def torch_jobs(folder: Path, sizes: Sizes) -> Iterator[Job]:
 
     weights = weights_of(read_truth(folder))
     for rows in sizes.rows:
-        ways = {in_words(count): predictor(weights, count) for count in thread_counts()}
+        ways = {counted(count, "thread"): predictor(weights, count) for count in thread_counts()}
         yield _job(folder, sizes, rows, "float32", "a call", ways)
 
 
@@ -69,7 +69,8 @@ def runtime_jobs(folder: Path, sizes: Sizes, name: str) -> Iterator[Job | tuple[
                 yield work_of(rows), precision, str(error)
                 continue
             calls = {
-                in_words(count): runtimes.opened(name, path, ["logits"], count) for count in thread_counts()
+                counted(count, "thread"): runtimes.opened(name, path, ["logits"], count)
+                for count in thread_counts()
             }
             ways = {way: functools.partial(_first, call) for way, call in calls.items()}
             yield _job(folder, sizes, rows, precision, "a call", ways)
@@ -80,13 +81,9 @@ def thread_counts() -> tuple[int, ...]:
     return tuple(sorted({1, processors()}))
 
 
-def in_words(count: int) -> str:
-    """The number of threads in words."""
-    return counted(count, "thread")
-
-
 def work_of(rows: int) -> str:
     """The name of the work on a batch of `rows` rows."""
+    # Not `counted`, whose separators would make it another name than in older records.
     return f"{rows} row{'s' * (rows > 1)}"
 
 
