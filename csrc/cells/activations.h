@@ -31,13 +31,13 @@ CELLERATE_PART_OF_CALLER inline void add_term(F (&p)[kCount], const F (&r)[kCoun
 
 // x = e^x within 2 ulp, for x from -104 to `high`; beyond, the value at that end. It is finite for `high` up to 88.
 // kBesideOne saves steps for callers that only add 1 to e^x: it is within 5 ulp, or within 2 where |x| is below 14, and
-// no smaller than e^-86.
+// no smaller than e to the power of Simd::kLowestPower.
 // Source: Cody and Waite's reduction, x = n ln 2 + r; the polynomial is the best of degree 6 that begins with 1 + r,
 // for |r| up to ln 2 / 2: it errs by 3e-9.
 template <bool kBesideOne, int kCount>
 CELLERATE_PART_OF_CALLER inline void exponentials(F (&x)[kCount], float high) {
   F n[kCount], r[kCount], p[kCount];
-  each_vector<kCount>([&](int k) { x[k] = clamp(x[k], kBesideOne ? -86.0f : -104.0f, high); });
+  each_vector<kCount>([&](int k) { x[k] = clamp(x[k], kBesideOne ? Simd::kLowestPower : -104.0f, high); });
   each_vector<kCount>([&](int k) { n[k] = Simd::round(Simd::mul(x[k], set(1.44269504088896341f))); });
   if constexpr (kBesideOne && Simd::kFused) {
     each_vector<kCount>([&](int k) { r[k] = Simd::fma(n[k], set(-0.69314718055994531f), x[k]); });
