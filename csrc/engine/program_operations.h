@@ -240,8 +240,7 @@ class ProgramOperations {
       const float* from = x.data + row * x.stride;
       float* out = to.data + row * to.stride;
       if (node.op == ProgramOp::kLayerNorm) {
-        copy_floats(from, out, to.features);
-        normalise_row(layers_[n].factors, layers_[n].bias, node.number, to.features, out);
+        normalise_row(from, layers_[n].factors, layers_[n].bias, node.number, to.features, out);
         continue;
       }
       const bool chooses = node.op == ProgramOp::kMasked || node.op == ProgramOp::kWhere;
