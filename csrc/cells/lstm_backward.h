@@ -43,15 +43,18 @@ class BackwardJob {
         x_rows_(plan.vocabulary > 0 ? 0 : plan.inputs + (in.d_bias != nullptr ? 1 : 0)),
         candidate_(in.activation),
         gate_(in.recurrent_activation),
-        usual_(has_usual_gates(in.activation, in.recurrent_activation)) {}
+        usual_(has_usual_gates(in.activation, in.recurrent_activation)),
+        last_(LastUnits::of<kPairs>(in)),
+        last_gate_(last_.panel >= 0 ? last_.gate : kGateRun) {}
 
   // Takes the working memory. The first call is without memory, and only counts the bytes.
   void lay_out(Layout& memory) {
     const Index chunk_rows = chunk_ * rows_;
     Layout packed(const_cast<std::byte*>(in_.packed));
     lay_out_packed(in_.packed != nullptr ? packed : memory);
-    if (in_.d_x != nullptr) d_x_ = {memory.take<float>(input_panels_ * chunk_rows * kWidth), chunk_rows};
-    d_h_ = {memory.take<float>(state_panels_ * plan_.batch * kWidth), plan_.batch};
+    if (in_.d_x != nullptr)
+      d_x_ = {memory.take<float>(input_panels_ * chunk_rows * kWidth), chunk_rows, last_of(plan_.inputs)};
+    d_h_ = {memory.take<float>(state_panels_ * plan_.batch * kWidth), plan_.batch, last_of(plan_.units)};
     d_c_ = memory.take<float>(plan_.unit_panels * plan_.batch * kLanes);
     if (kPairs) d_gates_ = memory.take<float>((plan_.unit_panels * panel_rows_ + kRowsBeyond<kPairs>)*kRun);
     d_paired_ = memory.take<float>(plan_.unit_panels * depth_ * kWidth);
@@ -65,7 +68,8 @@ class BackwardJob {
     if (plan_.vocabulary > 0) {
       d_table_ = {memory.take<float>(plan_.unit_panels * plan_.vocabulary * kWidth), plan_.vocabulary};
       if (in_.d_embeddings != nullptr) {
-        d_embeddings_ = {memory.take<float>(input_panels_ * plan_.vocabulary * kWidth), plan_.vocabulary};
+        d_embeddings_ = {memory.take<float>(input_panels_ * plan_.vocabulary * kWidth), plan_.vocabulary,
+                         last_of(plan_.inputs)};
       }
       embeddings_ = memory.take<float>(packed_words<false>(plan_.inputs, plan_.vocabulary));
     }
@@ -283,7 +287,9 @@ class BackwardJob {
         write_row(place.panel, first + row, even);
         if (row + 1 < rows.end) write_row(place.panel, first + row + 1, odd);
       }
-      for (int j = 0; j < 4; ++j) Simd::store(paired + j * kLanes, word<kPairs>(even.d[j], odd.d[j]));
+      // In this order: the lanes of a gate beyond the last unit are those of the next gate.
+      const Index gate = last_.gate_of(place.panel);
+      for (int j = 0; j < 4; ++j) Simd::store(paired + j * gate, word<kPairs>(even.d[j], odd.d[j]));
     }
   }
 
@@ -301,8 +307,8 @@ class BackwardJob {
     const Range columns = state_panels(panels);
     const bool add = in_.mask != nullptr;
     if (in_.recurrent_dropout == nullptr)
-      return multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels, tail_}, recurrent_, nullptr, d_h_,
-                              rows, columns, add);
+      return multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels, tail_, last_gate_}, recurrent_,
+                              nullptr, d_h_, rows, columns, add);
     const auto factors = [&](int gate, Index row) {
       return in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
     };
@@ -390,8 +396,10 @@ class BackwardJob {
   [[gnu::noinline]] Tile<kPairs, kRows> product(const float* left, Index gate_words, bool by_gate, Index row,
                                                 const float* d_gates, Index deep) const;
 
-  // Adds four vectors of a panel to a row of 4H in Keras's order, or stores them there if `first`.
+  // Adds the gates of a panel to a row of 4H in Keras's order, or stores them there if `first`.
   void add_gates(const F (&sum)[4], float* row, Index panel, bool first);
+  // The same from a row of the panel in memory.
+  void add_sums(const float* sums, float* row, Index panel, bool first);
 
   // Adds the rows of dz of one panel to the rows of their ids in d_table_.
   void add_to_table(Index panel, Index begin, Index end);
@@ -400,21 +408,7 @@ class BackwardJob {
   void add_to_row_bias(Index panel, Index begin, Index end);
 
   // Stores the gradients of the initial states of some rows.
-  void store_state_gradients(Range rows) {
-    for (Index row = rows.begin; row < rows.end; ++row) {
-      for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
-        const Index unit = panel * kLanes;
-        if (in_.d_h0 != nullptr) {
-          store_upto<kStorage>(static_cast<Type*>(in_.d_h0) + row * plan_.units, Simd::load(d_h(panel, row)),
-                               unit, plan_.units);
-        }
-        if (in_.d_c0 != nullptr) {
-          store_upto<kStorage>(static_cast<Type*>(in_.d_c0) + row * plan_.units, Simd::load(d_c(panel, row)),
-                               unit, plan_.units);
-        }
-      }
-    }
-  }
+  void store_state_gradients(Range rows);
 
   // Packs a share of the embeddings.
   void pack_embeddings(int index);
@@ -438,6 +432,8 @@ class BackwardJob {
   const Index x_rows_;      // of the left factor [x 1]^T
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;
+  const LastUnits last_;
+  const Index last_gate_;  // words from gate to gate in the last panel
 
   float* recurrent_ = nullptr;  // R^T, packed
   float* kernel_ = nullptr;     // W^T, packed; for the gradient of embeddings always floats

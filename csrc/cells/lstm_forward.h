@@ -32,6 +32,7 @@ class ForwardJob {
         candidate_(in.activation),
         gate_(in.recurrent_activation),
         usual_(has_usual_gates(in.activation, in.recurrent_activation)),
+        last_(LastUnits::of<kPairs>(in)),
         projects_(plan.vocabulary == 0 && plan.inputs > 0) {}
 
   // Takes the working memory. The first call is without memory, and only counts the bytes.
@@ -40,20 +41,22 @@ class ForwardJob {
     Layout packed(const_cast<std::byte*>(in_.packed));
     Layout& weights = in_.packed != nullptr ? packed : memory;
     lay_out_weights(weights);
-    if (in_.row_bias != nullptr) row_bias_ = {memory.take<float>(panels * batch * kWidth), plan_.batch};
+    if (in_.row_bias != nullptr)
+      row_bias_ = {memory.take<float>(panels * batch * kWidth), plan_.batch, last_};
     if (plan_.vocabulary > 0) {
       lay_out_table(in_.packs_table ? weights : memory);
     } else if (projects_) {
       const Index rows = chunk_ * plan_.batch;
       x_gate_ = (rows + kRowsBeyond<kPairs>)*x_row_;
       x_ = memory.take<float>(in_.dropout != nullptr ? 4 * x_gate_ : x_gate_);
-      projected_ = {memory.take<float>(panels * static_cast<size_t>(rows) * kWidth), rows};
+      projected_ = {memory.take<float>(panels * static_cast<size_t>(rows) * kWidth), rows, last_};
     }
     for (float*& h : h_) h = memory.take<float>((batch + kRowsBeyond<kPairs>)*static_cast<size_t>(h_row_));
     if (in_.recurrent_dropout != nullptr) {
       dropped_ = memory.take<float>(4 * batch * static_cast<size_t>(h_row_));
     }
     c_ = memory.take<float>(panels * batch * kLanes);
+    if (last_.panel >= 0) last_sums_ = memory.take<float>(batch * kWidth);
     first_ = memory.take<int32_t>(batch);
   }
 
@@ -96,7 +99,8 @@ class ForwardJob {
   }
   void lay_out_table(Layout& memory) {
     const Index panels = plan_.unit_panels;
-    table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth), plan_.vocabulary};
+    table_ = {memory.take<float>(panels * static_cast<size_t>(plan_.vocabulary) * kWidth), plan_.vocabulary,
+              last_};
   }
 
   Index time_of(Index step) const { return in_.go_backwards ? plan_.steps - 1 - step : step; }
@@ -154,6 +158,10 @@ class ForwardJob {
         continue;
       }
 #endif
+      if (panel == last_.panel) {
+        advance_last(step, step_of_chunk, rows);
+        continue;
+      }
       for_tiles(rows, [&](auto count, Index row) {
         advance<decltype(count)::value>(step, step_of_chunk, panel, row);
       });
@@ -163,12 +171,12 @@ class ForwardJob {
   }
 
   void pack_weights(Range panels, bool first) {
-    pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, recurrent_, panels);
-    if (first) pack_bias(in_.bias, GateColumns{plan_.units}, bias_, plan_.unit_panels);
+    pack_gates<kPairs>(in_.recurrent_kernel, plan_.units, plan_.units, last_, recurrent_, panels);
+    if (first) pack_gate_bias(in_.bias, plan_.units, last_, bias_, plan_.unit_panels);
     if (plan_.vocabulary > 0) {
-      pack_gates<false>(in_.kernel, plan_.inputs, plan_.units, kernel_, panels);
+      pack_gates<false>(in_.kernel, plan_.inputs, plan_.units, last_, kernel_, panels);
     } else {
-      pack_gates<kPairs>(in_.kernel, plan_.inputs, plan_.units, kernel_, panels);
+      pack_gates<kPairs>(in_.kernel, plan_.inputs, plan_.units, last_, kernel_, panels);
     }
   }
 
@@ -192,7 +200,7 @@ class ForwardJob {
         for (Index gate = 0; in_.row_bias != nullptr && gate < 4; ++gate) {
           const Range from = GateColumns{plan_.units}(panel, gate);
           const float* bias = in_.row_bias + row * 4 * plan_.units;
-          Simd::store(row_bias_.at(panel, row) + gate * kLanes,
+          Simd::store(row_bias_.at(panel, row) + gate * last_.gate_of(panel),
                       load_upto<Storage::kFloat32>(bias, from.begin, from.end));
         }
       }
@@ -276,6 +284,20 @@ class ForwardJob {
     for (int r = 0; r < kCount; ++r) tile.store(r, sums[r]);
     activate_rows(step, panel, {first_row, first_row + kCount}, sums[0]);
   }
+  // Runs one step of some rows and the panel of the last units, which lie side by side.
+  [[gnu::noinline]] void advance_last(Index step, Index step_of_chunk, Range rows) {
+    const Index panel = last_.panel;
+    const Panels sums{last_sums_, plan_.batch, {0, last_.vectors}};
+    for (Index row = rows.begin; row < rows.end; ++row) {
+      Tile<false, 1> start;
+      start.load(0, projection(step, step_of_chunk, panel, row));
+      if (adds_row_bias()) start.add_to(0, row_bias_.at(panel, row));
+      start.store(0, sums.at(0, row));
+    }
+    multiply<kPairs>({h_[step % 2], h_row_, 0, h_depth_, 1}, recurrent_ + panel * h_depth_ * kWidth, nullptr,
+                     sums, rows, {0, 1}, true);
+    activate_rows(step, panel, rows, sums.at(0, rows.begin));
+  }
 #ifdef __AMX_BF16__
   // Runs one step of some rows in AMX tiles, without recurrent dropout.
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row, Index count) {
@@ -316,9 +338,11 @@ class ForwardJob {
     const Index position = (step * plan_.unit_panels + panel) * plan_.batch;
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, plan_.units);
+    const Index gate_of = last_.gate_of(panel);
     for (Index row = rows.begin; row < rows.end; ++row, sums += kWidth) {
       F sum[4];
-      for (int j = 0; j < 4; ++j) sum[j] = Simd::load(sums + j * kLanes);
+      for (int j = 0; j < 4; ++j)
+        sum[j] = lanes < kLanes ? Simd::load_n(sums + j * gate_of, lanes) : Simd::load(sums + j * kLanes);
       [[maybe_unused]] F value[4], e[4];
       CellState next;
       if constexpr (kGates) {
@@ -404,6 +428,7 @@ class ForwardJob {
   const Index chunk_;              // steps projected at once
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;
+  const LastUnits last_;
   const bool projects_;  // whether the inputs are multiplied at each position
 
   float* kernel_ = nullptr;     // packed
@@ -417,6 +442,7 @@ class ForwardJob {
   float* h_[2] = {};            // [row][h_row_]: step k reads h_[k % 2] and writes the other
   float* dropped_ = nullptr;    // [gate][row][h_row_]
   float* c_ = nullptr;          // [unit panel][row][kLanes]
+  float* last_sums_ = nullptr;  // [row][kWidth], of the last units
   int32_t* first_ = nullptr;    // see first_unmasked
 };
 

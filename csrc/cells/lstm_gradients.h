@@ -1,5 +1,5 @@
-// The products of the backward pass of one layer that come after a chunk of steps: the gradients of its inputs, weights
-// and embeddings. lstm_backward.h includes it.
+// What the backward pass of one layer does after a chunk of steps: the gradients of its inputs, weights and embeddings,
+// each a product, and of its initial states. lstm_backward.h includes it.
 #pragma once
 
 namespace cellerate::CELLERATE_TARGET {
@@ -31,8 +31,8 @@ void BackwardJob<kStorage, kPairs>::input_gradients(int index, Index begin, Inde
   const Range rows = share((end - begin) * rows_, index, shares());
   const Index block = panel_rows_ * kRun;
   if (in_.dropout == nullptr) {
-    multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels, tail_}, kernel_, nullptr, d_x_, rows,
-                     {0, input_panels_});
+    multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels, tail_, last_gate_}, kernel_, nullptr,
+                     d_x_, rows, {0, input_panels_});
   } else {
     const auto factors = [&](int gate, Index position) {
       // The row that pads an odd batch does not have factors, and its result is not used, so it takes any factors.
@@ -96,9 +96,15 @@ void BackwardJob<kStorage, kPairs>::add_products(const float* left, Index gate_w
     for (Index r = row; !first && r < smaller(row + kRows, rows); ++r) {
       for (Index gate = 0; gate < 4; ++gate) fetch(row_of(r) + gate * plan_.units + panel * kLanes);
     }
+    const Index count = smaller(kRows, rows - row);
+    if (panel == last_.panel) {
+      alignas(64) float sums[kRows * kWidth];
+      multiply_tile<kPairs>(left + row * packed_depth_, d_gates, deep, last_.vectors, sums);
+      for (Index r = 0; r < count; ++r) add_sums(sums + r * kWidth, row_of(row + r), panel, first);
+      continue;
+    }
     const auto tile = product(left, gate_words, by_gate, row, d_gates, deep);
-    for (int r = 0; r < smaller(kRows, rows - row); ++r)
-      add_gates(tile.sum[r], row_of(row + r), panel, first);
+    for (Index r = 0; r < count; ++r) add_gates(tile.sum[r], row_of(row + r), panel, first);
   }
 }
 
@@ -134,6 +140,16 @@ void BackwardJob<kStorage, kPairs>::add_gates(const F (&sum)[4], float* row, Ind
 }
 
 template <Storage kStorage, bool kPairs>
+[[gnu::noinline]] void BackwardJob<kStorage, kPairs>::add_sums(const float* sums, float* row, Index panel,
+                                                               bool first) {
+  F gates[4];
+  const Index gate = last_.gate_of(panel);
+  for (int j = 0; j < 4; ++j)
+    gates[j] = Simd::load_n(sums + j * gate, lanes_before(panel * kLanes, plan_.units));
+  add_gates(gates, row, panel, first);
+}
+
+template <Storage kStorage, bool kPairs>
 void BackwardJob<kStorage, kPairs>::add_to_table(Index panel, Index begin, Index end) {
   for (Index step = begin; step < end; ++step) {
     for (Index row = 0; row < plan_.batch; ++row) {
@@ -158,10 +174,24 @@ void BackwardJob<kStorage, kPairs>::add_to_row_bias(Index panel, Index begin, In
       const auto* from = reinterpret_cast<const typename Computed::Type*>(d_gates(panel, step * rows_ + row));
       for (int j = 0; j < 4; ++j) sum.sum[0][j] = Simd::add(sum.sum[0][j], Computed::load(from + j * kLanes));
     }
-    if (begin > 0) {
-      sum.store(0, all);
-    } else {
-      add_gates(sum.sum[0], in_.d_row_bias + row * 4 * plan_.units, panel, true);
+    sum.store(0, all);
+    if (begin == 0) add_sums(all, in_.d_row_bias + row * 4 * plan_.units, panel, true);
+  }
+}
+
+template <Storage kStorage, bool kPairs>
+void BackwardJob<kStorage, kPairs>::store_state_gradients(Range rows) {
+  for (Index row = rows.begin; row < rows.end; ++row) {
+    for (Index panel = 0; panel < plan_.unit_panels; ++panel) {
+      const Index unit = panel * kLanes;
+      if (in_.d_h0 != nullptr) {
+        store_upto<kStorage>(static_cast<Type*>(in_.d_h0) + row * plan_.units, Simd::load(d_h(panel, row)),
+                             unit, plan_.units);
+      }
+      if (in_.d_c0 != nullptr) {
+        store_upto<kStorage>(static_cast<Type*>(in_.d_c0) + row * plan_.units, Simd::load(d_c(panel, row)),
+                             unit, plan_.units);
+      }
     }
   }
 }
@@ -179,6 +209,7 @@ template <Storage kStorage, bool kPairs>
 void BackwardJob<kStorage, kPairs>::table_gradients(int index) {
   const Range ids = share(plan_.vocabulary, index, plan_.threads);
   const Range mine = plan_.panels_shared(index);
+  alignas(64) float sums[kWidth];
   for (Index panel = mine.begin; panel < mine.end; ++panel) {
     for (Index row = 0; row < plan_.inputs; row += kRows) {
       Tile<false, kRows> tile;
@@ -186,20 +217,21 @@ void BackwardJob<kStorage, kPairs>::table_gradients(int index) {
       tile.add_packed(packed_at<false>(embeddings_, plan_.vocabulary, row, 0), d_table_.at(panel, 0),
                       plan_.vocabulary);
       for (int r = 0; r < smaller(kRows, plan_.inputs - row); ++r) {
-        add_gates(tile.sum[r], in_.d_kernel + (row + r) * 4 * plan_.units, panel, true);
+        tile.store(r, sums);
+        add_sums(sums, in_.d_kernel + (row + r) * 4 * plan_.units, panel, true);
       }
     }
     if (in_.d_bias == nullptr) continue;
-    F sum[4] = {Simd::set(0), Simd::set(0), Simd::set(0), Simd::set(0)};
-    for (Index id = 0; id < plan_.vocabulary; ++id) {
-      for (int j = 0; j < 4; ++j) sum[j] = Simd::add(sum[j], Simd::load(d_table_.at(panel, id) + j * kLanes));
-    }
-    add_gates(sum, in_.d_bias, panel, true);
+    Tile<false, 1> sum;
+    sum.clear();
+    for (Index id = 0; id < plan_.vocabulary; ++id) sum.add_to(0, d_table_.at(panel, id));
+    sum.store(0, sums);
+    add_sums(sums, in_.d_bias, panel, true);
   }
   if (in_.d_embeddings == nullptr) return;
-  multiply<false>(
-      {d_table_.data, kWidth, plan_.vocabulary * kWidth, kWidth, plan_.unit_panels, plan_.units % kLanes},
-      kernel_, nullptr, d_embeddings_, ids, {0, input_panels_});
+  multiply<false>({d_table_.data, kWidth, plan_.vocabulary * kWidth, kWidth, plan_.unit_panels,
+                   plan_.units % kLanes, last_.gate},
+                  kernel_, nullptr, d_embeddings_, ids, {0, input_panels_});
   for (Index id = ids.begin; id < ids.end; ++id) {
     for (Index column = 0; column < plan_.inputs; column += kLanes) {
       store_upto<Storage::kFloat32>(in_.d_embeddings + id * plan_.inputs,

@@ -98,8 +98,39 @@ struct Plan {
   static Index rows_of_piece() { return sharing() == Sharing::kByWork ? 16 : 2; }
 };
 
+// The number of vectors for the gates of the units after the last whole panel, if these gates are packed side by side;
+// 0 if the units fill a panel, or nearly do.
+constexpr int tail_vectors(Index units) {
+  const auto vectors = static_cast<int>(ceil_div(4 * (units % kLanes), kLanes));
+  return vectors == 4 ? 0 : vectors;
+}
+// The units whose four gates fit into `vectors` vectors.
+constexpr Index units_of_vectors(int vectors) { return vectors * kLanes / 4; }
+
+// The last units of a layer in training, whose gates lie side by side if that takes fewer vectors: 50 units then take 13
+// vectors and not 16. Pairs of bfloat16, and gates with left factors of their own, always have whole panels.
+struct LastUnits : LastPanel {
+  Index gate = kLanes;  // numbers from gate to gate in this panel
+
+  template <bool kPairs>
+  static LastUnits of(const LstmInputs& in) {
+    const bool apart = in.dropout != nullptr || in.recurrent_dropout != nullptr;
+    const int vectors = !kNarrows<kPairs> || apart ? 0 : tail_vectors(in.units);
+    if (vectors == 0) return {};
+    return {{in.units / kLanes, vectors}, units_of_vectors(vectors)};
+  }
+  Index gate_of(Index unit_panel) const { return unit_panel == panel ? gate : kLanes; }
+  // Copies a row of 4H numbers from Keras's order to this panel's row.
+  [[gnu::noinline]] void pack_row(const float* from, Index units, float* to) const {
+    const Index first = panel * kLanes;
+    std::memset(to, 0, kWidth * sizeof *to);
+    for (int j = 0; j < 4; ++j)
+      std::memcpy(to + j * gate, from + j * units + first, static_cast<size_t>(units - first) * sizeof *to);
+  }
+};
+
 // A unit panel holds kLanes units and their four gates: columns [i | f | c | o] of kLanes each. Units beyond H
-// are zero everywhere.
+// are zero everywhere, or, in LastUnits, left out.
 struct GateColumns {
   Index units;
   Range operator()(Index panel, Index gate) const {
@@ -109,8 +140,17 @@ struct GateColumns {
 
 // Packs weights (K, 4H) as [unit panel][words of K][kWidth], the given panels.
 template <bool kPairs>
-void pack_gates(const float* weights, Index k, Index units, float* out, Range panels) {
-  pack_panels<kPairs>(weights, k, 4 * units, GateColumns{units}, out, panels);
+void pack_gates(const float* weights, Index k, Index units, const LastUnits& last, float* out, Range panels) {
+  const bool cut = last.panel >= panels.begin && last.panel < panels.end;
+  pack_panels<kPairs>(weights, k, 4 * units, GateColumns{units}, out,
+                      {panels.begin, cut ? last.panel : panels.end});
+  for (Index row = 0; cut && row < k; ++row)
+    last.pack_row(weights + row * 4 * units, units, out + (last.panel * k + row) * kWidth);
+}
+// Packs a bias (4H) as [unit panel][kWidth]; zeros if it is null.
+inline void pack_gate_bias(const float* bias, Index units, const LastUnits& last, float* out, Index panels) {
+  pack_bias(bias, GateColumns{units}, out, panels);
+  if (bias != nullptr && last.panel >= 0) last.pack_row(bias, units, out + last.panel * kWidth);
 }
 
 // Packs weights (N, 4H), transposed, as [column panel of N][words of 4H in order][kWidth].

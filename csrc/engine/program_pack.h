@@ -6,15 +6,6 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// The number of vectors for the gates of the units after the last whole panel, if these gates are packed side by side;
-// 0 if the units fill a panel, or nearly do.
-constexpr int tail_vectors(Index units) {
-  const auto vectors = static_cast<int>(ceil_div(4 * (units % kLanes), kLanes));
-  return vectors == 4 ? 0 : vectors;
-}
-// The units whose four gates fit into `vectors` vectors.
-constexpr Index units_of_vectors(int vectors) { return vectors * kLanes / 4; }
-
 // Maps a column of the unit panels to its column in a kernel (K, 4H), or to -1. The gates of the last units may be
 // packed side by side: 50 units then take 13 vectors and not 16.
 struct UnitColumns {

@@ -87,7 +87,7 @@ class DenseForwardJob {
   void run_rows(int piece) {
     const Range mine = share(plan_.rows, piece, plan_.pieces);
     float* x = x_ + piece * chunk_ * x_row_;
-    const Panels y{y_ + piece * chunk_ * panels_ * kWidth, chunk_};
+    const Panels y{y_ + piece * chunk_ * panels_ * kWidth, chunk_, last_of(plan_.outputs)};
     for (Index begin = mine.begin; begin < mine.end; begin += chunk_) {
       const Index count = smaller(chunk_, mine.end - begin);
       for (Index row = 0; row < count; ++row) {
@@ -140,7 +140,7 @@ class DenseBackwardJob {
     if (in_.d_x == nullptr) return;
     kernel_ = memory.take<float>(input_panels_ * d_y_depth_ * kWidth);
     d_y_ = memory.take<float>((chunk_ + kRowsBeyond<kPairs>)*d_y_row_);
-    d_x_ = {memory.take<float>(chunk_ * input_panels_ * kWidth), chunk_};
+    d_x_ = {memory.take<float>(chunk_ * input_panels_ * kWidth), chunk_, last_of(plan_.inputs)};
   }
 
   void lead(Crew& crew) {
@@ -235,14 +235,11 @@ class DenseBackwardJob {
     const Range tiles = share(ceil_div(x_rows_, kRows), index, plan_.pieces);
     for (Index panel = 0; panel < panels_; ++panel) {
       for (Index row = tiles.begin * kRows; row < smaller(tiles.end * kRows, x_rows_); row += kRows) {
-        Tile<kPairs, kRows> tile;
-        tile.clear();
-        tile.add_packed(x_ + row * packed_depth_, paired_ + panel * depth_ * kWidth, deep);
-        alignas(64) float sums[kWidth];
-        for (int r = 0; r < smaller(kRows, x_rows_ - row); ++r) {
-          tile.store(r, sums);
-          add_row(sums, row + r, panel, first);
-        }
+        alignas(64) float sums[kRows * kWidth];
+        multiply_tile<kPairs>(x_ + row * packed_depth_, paired_ + panel * depth_ * kWidth, deep,
+                              last_of(plan_.outputs).used(panel), sums);
+        for (Index r = 0; r < smaller(kRows, x_rows_ - row); ++r)
+          add_row(sums + r * kWidth, row + r, panel, first);
       }
     }
   }

@@ -36,10 +36,31 @@ CELLERATE_PART_OF_CALLER inline void add_outer_product(X x, const float* weights
   }
 }
 
-// kCount rows of four accumulators.
-template <bool kPairs, int kCount>
+template <int kCount>
+struct VectorCount {
+  static constexpr int value = kCount;
+};
+
+// Whether products take only as many vectors as they need of a last panel. Small vectors waste little, and a target that
+// multiplies bfloat16 leaves nearly all products of floats to another target.
+template <bool kPairs>
+constexpr bool kNarrows = !kPairs && !Simd::kBfloat16Products && kLanes >= 8;
+
+// Calls body(VectorCount<n>{}) for n = `vectors`, from 1 to 4, or for 4.
+template <bool kPairs, class Body>
+CELLERATE_PART_OF_CALLER inline void with_vectors([[maybe_unused]] int vectors, const Body& body) {
+  if constexpr (kNarrows<kPairs>) {
+    if (vectors == 1) return body(VectorCount<1>{});
+    if (vectors == 2) return body(VectorCount<2>{});
+    if (vectors == 3) return body(VectorCount<3>{});
+  }
+  body(VectorCount<4>{});
+}
+
+// kCount rows of kVectors accumulators.
+template <bool kPairs, int kCount, int kVectors = 4>
 struct Tile {
-  F sum[kCount][4];
+  F sum[kCount][kVectors];
 
   CELLERATE_PART_OF_CALLER void clear() {
     for (auto& row : sum) {
@@ -47,14 +68,14 @@ struct Tile {
     }
   }
   CELLERATE_PART_OF_CALLER void load(int row, const float* p) {
-    for (int j = 0; j < 4; ++j) sum[row][j] = Simd::load(p + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) sum[row][j] = Simd::load(p + j * kLanes);
   }
-  // Adds four vectors to a row.
+  // Adds vectors in memory to a row.
   CELLERATE_PART_OF_CALLER void add_to(int row, const float* p) {
-    for (int j = 0; j < 4; ++j) sum[row][j] = Simd::add(sum[row][j], Simd::load(p + j * kLanes));
+    for (int j = 0; j < kVectors; ++j) sum[row][j] = Simd::add(sum[row][j], Simd::load(p + j * kLanes));
   }
   CELLERATE_PART_OF_CALLER void store(int row, float* p) const {
-    for (int j = 0; j < 4; ++j) Simd::store(p + j * kLanes, sum[row][j]);
+    for (int j = 0; j < kVectors; ++j) Simd::store(p + j * kLanes, sum[row][j]);
   }
 
   // Adds A·B, where A's row r lies at a + r * a_row, word after word.
@@ -81,7 +102,7 @@ struct Tile {
  private:
   template <class Broadcast>
   CELLERATE_PART_OF_CALLER void add(const float* b, Broadcast broadcast) {
-    add_outer_product<kCount, 4>(broadcast, b, sum, multiply_add<kPairs>);
+    add_outer_product<kCount, kVectors>(broadcast, b, sum, multiply_add<kPairs>);
   }
   template <class Broadcast>
   CELLERATE_PART_OF_CALLER void add_by_gate(const float* b, Broadcast broadcast) {
@@ -119,13 +140,39 @@ inline void for_tiles(Range rows, const Body& body) {
   }
 }
 
+// The same for tiles of the first vectors of a panel, with fewer sizes of tiles: there is less to gain, and each would be
+// one more copy of the code.
+template <class Body>
+inline void for_narrow_tiles(Range rows, const Body& body) {
+  constexpr int kHalf = larger(1, kRows / 2);
+  for (Index row = rows.begin, count; row < rows.end; row += count) {
+    const Index left = rows.end - row;
+    count = left >= kRows ? kRows : left >= kHalf ? kHalf : 1;
+    count == kRows   ? body(Rows<kRows>{}, row)
+    : count == kHalf ? body(Rows<kHalf>{}, row)
+                     : body(Rows<1>{}, row);
+  }
+}
+
+// sums[kRows][kWidth] = a tile of a packed left factor times the first `vectors` vectors of a panel. A function of its
+// own keeps the sums in registers, because their address does not escape.
+template <bool kPairs>
+CELLERATE_ONE_COPY void multiply_tile(const float* left, const float* b, Index k, int vectors, float* sums) {
+  with_vectors<kPairs>(vectors, [&](auto count) {
+    Tile<kPairs, kRows, decltype(count)::value> tile;
+    tile.clear();
+    tile.add_packed(left, b, k);
+    for (int r = 0; r < kRows; ++r) tile.store(r, sums + r * kWidth);
+  });
+}
+
 // c[panel][row] = A·B + start for the given rows and panels, where start is the old value of c if `add`, else the
 // bias.
 //
 // Args: b: [panel][K][kWidth]. bias: [panel][kWidth], or null for zeros.
 template <bool kPairs>
-void multiply(const Left& a, const float* b, const float* bias, const Panels& c, Range rows, Range panels,
-              bool add = false) {
+CELLERATE_ONE_COPY void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
+                                 Range rows, Range panels, bool add = false) {
   // B passes through the first-level cache for every tile of rows; this many words of K stay in the second level.
   constexpr Index kDeep = 1024;
   const Index k = a.run * a.blocks;
@@ -152,27 +199,34 @@ void multiply(const Left& a, const float* b, const float* bias, const Panels& c,
     const Index last = smaller(a.blocks, first + blocks_at_once);
     for (Index panel = panels.begin; panel < panels.end; ++panel) {
       const float* weights = b + (panel * k + first * a.run) * kWidth;
-      for_tiles(rows, [&](auto count, Index row) {
-        constexpr int kCount = decltype(count)::value;
-        Tile<kPairs, kCount> tile;
-        tile.clear();
-        if (first > 0 || add) {
-          for (int r = 0; r < kCount; ++r) tile.load(r, c.at(panel, row + r));
-        } else if (bias != nullptr) {
-          for (int r = 0; r < kCount; ++r) tile.load(r, bias + panel * kWidth);
+      with_vectors<kPairs>(c.last.used(panel), [&](auto vectors) {
+        const auto run = [&](auto count, Index row) {
+          constexpr int kCount = decltype(count)::value;
+          Tile<kPairs, kCount, decltype(vectors)::value> tile;
+          tile.clear();
+          if (first > 0 || add) {
+            for (int r = 0; r < kCount; ++r) tile.load(r, c.at(panel, row + r));
+          } else if (bias != nullptr) {
+            for (int r = 0; r < kCount; ++r) tile.load(r, bias + panel * kWidth);
+          }
+          const float* part = weights;
+          const float* left = a.data + first * a.block + row * a.row;
+          int gate = 0;
+          for (Index n = first; n < last;) {
+            // A last block with a tail is multiplied gate by gate.
+            const bool cut = a.tail > 0 && n + 1 == a.blocks;
+            tile.add_rows(left, a.row, part, cut ? a.tail : a.run);
+            left += cut ? a.tail_gate : a.block;
+            part += (cut ? a.run / 4 : a.run) * kWidth;
+            n += !cut || ++gate == 4;
+          }
+          for (int r = 0; r < kCount; ++r) tile.store(r, c.at(panel, row + r));
+        };
+        if constexpr (decltype(vectors)::value == 4) {
+          for_tiles(rows, run);
+        } else {
+          for_narrow_tiles(rows, run);
         }
-        const float* part = weights;
-        const float* left = a.data + first * a.block + row * a.row;
-        int gate = 0;
-        for (Index n = first; n < last;) {
-          // A last block with a tail is multiplied gate by gate.
-          const bool cut = a.tail > 0 && n + 1 == a.blocks;
-          tile.add_rows(left, a.row, part, cut ? a.tail : a.run);
-          left += cut ? a.run / 4 : a.block;
-          part += (cut ? a.run / 4 : a.run) * kWidth;
-          n += !cut || ++gate == 4;
-        }
-        for (int r = 0; r < kCount; ++r) tile.store(r, c.at(panel, row + r));
       });
     }
   }

@@ -15,6 +15,13 @@
 #define CELLERATE_PART_OF_CALLER
 #endif
 
+// Keeps a large function in one copy: GCC would make another for each constant argument.
+#ifdef __clang__
+#define CELLERATE_ONE_COPY [[gnu::noinline]]
+#else
+#define CELLERATE_ONE_COPY [[gnu::noinline, gnu::noclone]]
+#endif
+
 namespace cellerate::CELLERATE_TARGET {
 
 using F = Simd::F;
@@ -47,20 +54,35 @@ inline Range share(Index total, Index index, Index count, Index grain = 1) {
   for (Index at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
 }
 
+// The last panel of a matrix, if only its first vectors are used. Products leave the others alone.
+struct LastPanel {
+  Index panel = -1;
+  int vectors = 4;
+  // The vectors of a panel that are used.
+  int used(Index of) const { return of == panel ? vectors : 4; }
+};
+// That of a matrix of `columns` columns.
+constexpr LastPanel last_of(Index columns) {
+  const Index whole = columns / kWidth;
+  return {whole, static_cast<int>(ceil_div(columns - whole * kWidth, kLanes))};
+}
+
 // A matrix of floats in panels: [panel][row][kWidth].
 struct Panels {
   float* data = nullptr;
   Index rows = 0;
+  LastPanel last{};
   float* at(Index panel, Index row) const { return data + (panel * rows + row) * kWidth; }
 };
 
 // The left factor of a product. Block n of row r lies at data + n * block + r * row and is `run` words long; the words
 // of all blocks make up K. For gradients of gates, a block is a panel of units, gate after gate. If the last panel is
-// not full, `tail` words of each of its gates count; the other words are zeros and may be skipped.
+// not full, `tail` words of each of its gates count, and its gates lie `tail_gate` words apart; the other words may be
+// skipped.
 struct Left {
   const float* data;
   Index row, block, run, blocks;
-  Index tail = 0;
+  Index tail = 0, tail_gate = 0;
 };
 
 }  // namespace cellerate::CELLERATE_TARGET

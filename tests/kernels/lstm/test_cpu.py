@@ -215,7 +215,8 @@ VARIANTS = {
     "last": {"masked_output": "zero", "sequences": False, "go_backwards": True},
 }
 SHAPES = [(1, 1, 1, 1), (1, 200, 3, 65), (8, 2, 1, 16), (2, 63, 40, 100), (8, 63, 33, 130), (37, 2, 65, 1)]
-SHAPES += [(37, 63, 5, 31), (16, 200, 24, 64), (801, 3, 2, 5)]
+# Units after the last whole vector, whose gates take one, two, three or four vectors: 1 to 15 with AVX-512.
+SHAPES += [(37, 63, 5, 31), (16, 200, 24, 64), (801, 3, 2, 5), (14, 20, 9, 58)]
 
 
 def each(variants, shapes):
