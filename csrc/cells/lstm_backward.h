@@ -44,8 +44,7 @@ class BackwardJob {
         candidate_(in.activation),
         gate_(in.recurrent_activation),
         usual_(has_usual_gates(in.activation, in.recurrent_activation)),
-        last_(LastUnits::of<kPairs>(in)),
-        last_gate_(last_.panel >= 0 ? last_.gate : kGateRun) {}
+        last_(LastUnits::of<kPairs>(in)) {}
 
   // Takes the working memory. The first call is without memory, and only counts the bytes.
   void lay_out(Layout& memory) {
@@ -307,8 +306,8 @@ class BackwardJob {
     const Range columns = state_panels(panels);
     const bool add = in_.mask != nullptr;
     if (in_.recurrent_dropout == nullptr)
-      return multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels, tail_, last_gate_}, recurrent_,
-                              nullptr, d_h_, rows, columns, add);
+      return multiply<kPairs>({a, kRun, block, kRun, plan_.unit_panels, tail_, last_.gate / kEach},
+                              recurrent_, nullptr, d_h_, rows, columns, add);
     const auto factors = [&](int gate, Index row) {
       return in_.recurrent_dropout + (gate * plan_.batch + row) * plan_.units;
     };
@@ -433,7 +432,6 @@ class BackwardJob {
   const GateFunction<kPairs> candidate_, gate_;
   const bool usual_;
   const LastUnits last_;
-  const Index last_gate_;  // words from gate to gate in the last panel
 
   float* recurrent_ = nullptr;  // R^T, packed
   float* kernel_ = nullptr;     // W^T, packed; for the gradient of embeddings always floats

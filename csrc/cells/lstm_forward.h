@@ -262,6 +262,14 @@ class ForwardJob {
   }
   bool adds_row_bias() const { return in_.row_bias != nullptr && (projects_ || plan_.vocabulary > 0); }
 
+  // Copies the sums of a row's gates before h·R.
+  void start_row(Index step, Index step_of_chunk, Index panel, Index row, float* to) const {
+    Tile<false, 1> sums;
+    sums.load(0, projection(step, step_of_chunk, panel, row));
+    if (adds_row_bias()) sums.add_to(0, row_bias_.at(panel, row));
+    sums.store(0, to);
+  }
+
   // Runs one step of kCount rows and one panel of units.
   template <int kCount>
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row) {
@@ -288,12 +296,8 @@ class ForwardJob {
   [[gnu::noinline]] void advance_last(Index step, Index step_of_chunk, Range rows) {
     const Index panel = last_.panel;
     const Panels sums{last_sums_, plan_.batch, {0, last_.vectors}};
-    for (Index row = rows.begin; row < rows.end; ++row) {
-      Tile<false, 1> start;
-      start.load(0, projection(step, step_of_chunk, panel, row));
-      if (adds_row_bias()) start.add_to(0, row_bias_.at(panel, row));
-      start.store(0, sums.at(0, row));
-    }
+    for (Index row = rows.begin; row < rows.end; ++row)
+      start_row(step, step_of_chunk, panel, row, sums.at(0, row));
     multiply<kPairs>({h_[step % 2], h_row_, 0, h_depth_, 1}, recurrent_ + panel * h_depth_ * kWidth, nullptr,
                      sums, rows, {0, 1}, true);
     activate_rows(step, panel, rows, sums.at(0, rows.begin));
@@ -304,12 +308,7 @@ class ForwardJob {
     alignas(64) float sums[kBlockRows][kWidth];
     const float* projected = sums[0];
     if (plan_.vocabulary > 0 || adds_row_bias()) {
-      for (Index r = 0; r < count; ++r) {
-        Tile<kPairs, 1> row;
-        row.load(0, projection(step, step_of_chunk, panel, first_row + r));
-        if (adds_row_bias()) row.add_to(0, row_bias_.at(panel, first_row + r));
-        row.store(0, sums[r]);
-      }
+      for (Index r = 0; r < count; ++r) start_row(step, step_of_chunk, panel, first_row + r, sums[r]);
     } else {
       projected = projection(step, step_of_chunk, panel, first_row);
     }
@@ -338,11 +337,11 @@ class ForwardJob {
     const Index position = (step * plan_.unit_panels + panel) * plan_.batch;
     const Index unit = panel * kLanes;
     const int lanes = lanes_before(unit, plan_.units);
-    const Index gate_of = last_.gate_of(panel);
+    const Index next_gate = last_.gate_of(panel);
     for (Index row = rows.begin; row < rows.end; ++row, sums += kWidth) {
       F sum[4];
       for (int j = 0; j < 4; ++j)
-        sum[j] = lanes < kLanes ? Simd::load_n(sums + j * gate_of, lanes) : Simd::load(sums + j * kLanes);
+        sum[j] = lanes < kLanes ? Simd::load_n(sums + j * next_gate, lanes) : Simd::load(sums + j * kLanes);
       [[maybe_unused]] F value[4], e[4];
       CellState next;
       if constexpr (kGates) {

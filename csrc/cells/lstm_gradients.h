@@ -31,8 +31,8 @@ void BackwardJob<kStorage, kPairs>::input_gradients(int index, Index begin, Inde
   const Range rows = share((end - begin) * rows_, index, shares());
   const Index block = panel_rows_ * kRun;
   if (in_.dropout == nullptr) {
-    multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels, tail_, last_gate_}, kernel_, nullptr,
-                     d_x_, rows, {0, input_panels_});
+    multiply<kPairs>({d_gates_, kRun, block, kRun, plan_.unit_panels, tail_, last_.gate / kEach}, kernel_,
+                     nullptr, d_x_, rows, {0, input_panels_});
   } else {
     const auto factors = [&](int gate, Index position) {
       // The row that pads an odd batch does not have factors, and its result is not used, so it takes any factors.
@@ -209,17 +209,13 @@ template <Storage kStorage, bool kPairs>
 void BackwardJob<kStorage, kPairs>::table_gradients(int index) {
   const Range ids = share(plan_.vocabulary, index, plan_.threads);
   const Range mine = plan_.panels_shared(index);
-  alignas(64) float sums[kWidth];
+  alignas(64) float sums[kRows * kWidth];
   for (Index panel = mine.begin; panel < mine.end; ++panel) {
     for (Index row = 0; row < plan_.inputs; row += kRows) {
-      Tile<false, kRows> tile;
-      tile.clear();
-      tile.add_packed(packed_at<false>(embeddings_, plan_.vocabulary, row, 0), d_table_.at(panel, 0),
-                      plan_.vocabulary);
-      for (int r = 0; r < smaller(kRows, plan_.inputs - row); ++r) {
-        tile.store(r, sums);
-        add_sums(sums, in_.d_kernel + (row + r) * 4 * plan_.units, panel, true);
-      }
+      multiply_tile<false>(packed_at<false>(embeddings_, plan_.vocabulary, row, 0), d_table_.at(panel, 0),
+                           plan_.vocabulary, last_.used(panel), sums);
+      for (Index r = 0; r < smaller(kRows, plan_.inputs - row); ++r)
+        add_sums(sums + r * kWidth, in_.d_kernel + (row + r) * 4 * plan_.units, panel, true);
     }
     if (in_.d_bias == nullptr) continue;
     Tile<false, 1> sum;

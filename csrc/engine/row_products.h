@@ -308,6 +308,7 @@ template <int kCount>
 struct PanelCount {
   static constexpr int value = kCount;
 };
+
 // Calls body(Rows<r>{}, PanelCount<p>{}, first row, first panel) for blocks that cover the rows and panels;
 // `backwards` goes from the last panels to the first.
 template <class Body>

@@ -234,10 +234,11 @@ class DenseBackwardJob {
 #endif
     const Range tiles = share(ceil_div(x_rows_, kRows), index, plan_.pieces);
     for (Index panel = 0; panel < panels_; ++panel) {
+      const int vectors = last_of(plan_.outputs).used(panel);
       for (Index row = tiles.begin * kRows; row < smaller(tiles.end * kRows, x_rows_); row += kRows) {
         alignas(64) float sums[kRows * kWidth];
-        multiply_tile<kPairs>(x_ + row * packed_depth_, paired_ + panel * depth_ * kWidth, deep,
-                              last_of(plan_.outputs).used(panel), sums);
+        multiply_tile<kPairs>(x_ + row * packed_depth_, paired_ + panel * depth_ * kWidth, deep, vectors,
+                              sums);
         for (Index r = 0; r < smaller(kRows, x_rows_ - row); ++r)
           add_row(sums + r * kWidth, row + r, panel, first);
       }

@@ -46,7 +46,7 @@ struct VectorCount {
 template <bool kPairs>
 constexpr bool kNarrows = !kPairs && !Simd::kBfloat16Products && kLanes >= 8;
 
-// Calls body(VectorCount<n>{}) for n = `vectors`, from 1 to 4, or for 4.
+// Calls body(VectorCount<n>{}) for n = `vectors`, from 1 to 4; always for 4 where products do not narrow.
 template <bool kPairs, class Body>
 CELLERATE_PART_OF_CALLER inline void with_vectors([[maybe_unused]] int vectors, const Body& body) {
   if constexpr (kNarrows<kPairs>) {
@@ -106,6 +106,7 @@ struct Tile {
   }
   template <class Broadcast>
   CELLERATE_PART_OF_CALLER void add_by_gate(const float* b, Broadcast broadcast) {
+    static_assert(kVectors == 4);
     const F weights[4] = {Simd::load(b), Simd::load(b + kLanes), Simd::load(b + 2 * kLanes),
                           Simd::load(b + 3 * kLanes)};
 #pragma GCC unroll 8

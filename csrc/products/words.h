@@ -54,7 +54,7 @@ inline Range share(Index total, Index index, Index count, Index grain = 1) {
   for (Index at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
 }
 
-// The last panel of a matrix, if only its first vectors are used. Products leave the others alone.
+// The last panel of a matrix, if only its first vectors are used. Products may leave the others alone.
 struct LastPanel {
   Index panel = -1;
   int vectors = 4;

@@ -44,9 +44,9 @@ struct Simd {
     const __m256i half = _mm256_srai_epi32(i, 1);
     return _mm256_mul_ps(_mm256_mul_ps(x, power(half)), power(_mm256_sub_epi32(i, half)));
   }
-  // x * 2^n for an integral n, where neither x nor the result is a denormal number; in an exponential, for x from
-  // kLowestPower on.
+  // The lowest x for which an exponential may call scale_normal().
   static constexpr float kLowestPower = -86.0f;
+  // x * 2^n for an integral n, where neither x nor the result is a denormal number.
   static F scale_normal(F x, F n) {
     const __m256i steps = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), steps));

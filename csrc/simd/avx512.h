@@ -50,7 +50,7 @@ struct Simd {
   static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // x * 2^n for an integral n.
   static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
-  // e^x is 0 in bfloat16 there: forward keeps it as the distance of a gate from 1, which is 0 at infinity.
+  // Here e^x rounds to 0 in bfloat16, in which forward keeps it as the distance of a gate from 1: 0 at infinity.
   static constexpr float kLowestPower = -104.0f;
   static F scale_normal(F x, F n) { return scale(x, n); }
   // In each lane, a > b ? yes : no; no if either is NaN.

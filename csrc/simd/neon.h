@@ -45,9 +45,9 @@ struct Simd {
     const int32x4_t half = vshrq_n_s32(i, 1);
     return vmulq_f32(vmulq_f32(x, power(half)), power(vsubq_s32(i, half)));
   }
-  // x * 2^n for an integral n, where neither x nor the result is a denormal number; in an exponential, for x from
-  // kLowestPower on.
+  // The lowest x for which an exponential may call scale_normal().
   static constexpr float kLowestPower = -86.0f;
+  // x * 2^n for an integral n, where neither x nor the result is a denormal number.
   static F scale_normal(F x, F n) {
     const int32x4_t steps = vshlq_n_s32(vcvtq_s32_f32(n), 23);
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), steps));

@@ -78,9 +78,9 @@ struct Simd {
     const I half = i >> 1;
     return x * power(half) * power(i - half);
   }
-  // x * 2^n for an integral n, where neither x nor the result is a denormal number; in an exponential, for x from
-  // kLowestPower on.
+  // The lowest x for which an exponential may call scale_normal().
   static constexpr float kLowestPower = -86.0f;
+  // x * 2^n for an integral n, where neither x nor the result is a denormal number.
   static F scale_normal(F x, F n) { return (F)((I)x + (__builtin_convertvector(n, I) << 23)); }
   // In each lane, a > b ? yes : no; no if either is NaN.
   static F where_greater(F a, F b, F yes, F no) { return a > b ? yes : no; }
