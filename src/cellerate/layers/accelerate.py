@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=keras.Layer)
 # The attributes of a model's compiled functions, and the method that a Bidirectional calls before it uses cuDNN.
 _COMPILED = ("train_function", "test_function", "predict_function")
 _MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
-_FUSED = "_can_attempt_fused_lstm"
+_FUSED, _BUILD = "_can_attempt_fused_lstm", "_maybe_symbolic_build"
 # Layers and models that TensorFlow compiled with XLA, or could have, before they got kernels that XLA cannot compile.
 _left_xla: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 # The methods that `enable` replaced, by class and name.
@@ -242,7 +242,7 @@ def _replaced(model: Any) -> Iterator[tuple[keras.Layer, str]]:
     """The attributes of a model's layers that are Cellerate's: each layer and the attribute's name."""
     _check_layer(model)
     for layer in model._flatten_layers(include_self=True):
-        for name in ("inner_loop", "call", "export", *_MAKERS, _FUSED):
+        for name in ("inner_loop", "call", "export", *_MAKERS, _FUSED, _BUILD):
             found = vars(layer).get(name)
             if isinstance(found, functools.partial) and found.func in _OURS:
                 yield layer, name
@@ -297,6 +297,8 @@ def _accelerate_around(model: keras.Layer, engine: str, summed: bool) -> None:
         model.make_train_function = functools.partial(seam.make_train_function, model, engine, summed)
         model.make_test_function = functools.partial(seam.make_test_function, model)
         model.make_predict_function = functools.partial(seam.make_predict_function, model)
+        if hasattr(model, _BUILD):
+            setattr(model, _BUILD, functools.partial(seam.build_symbolically, model))
     captures = "cellerate-cuda" in implementations and hasattr(fused.bridge(), "capture_step")
     if captures and engine != "require" and isinstance(model, keras.Model):
         model.make_train_function = functools.partial(cuda_graph_step.make_train_function, model)
@@ -436,5 +438,6 @@ _OURS = (
     seam.make_train_function,
     seam.make_test_function,
     seam.make_predict_function,
+    seam.build_symbolically,
     _never,
 )

@@ -23,7 +23,7 @@ class BatchReader(Iterator[Any]):
 
     def __init__(self, iterator: Any) -> None:
         self.spec = getattr(iterator, "element_spec", None)
-        self.knows_rows = _knows_rows(self.spec)
+        self.knows_rows = knows_rows(self.spec)
         dense = None if self.spec is None else fused.bridge().read_dense(iterator)
         self._read: Callable[[], Any]
         if dense is not None:
@@ -51,7 +51,8 @@ def reader_of(iterator: Iterator[Any]) -> BatchReader:
 _known: weakref.WeakKeyDictionary[Iterator[Any], BatchReader] = weakref.WeakKeyDictionary()
 
 
-def _knows_rows(spec: Any) -> bool:
+def knows_rows(spec: Any) -> bool:
+    """True if Keras knows the number of rows of batches with this description, or they hold no tensor."""
     shapes = (getattr(one, "shape", None) for one in keras.tree.flatten(spec))
     first = next((shape for shape in shapes if shape is not None), None)
     return first is None or first.rank in (None, 0) or first[0] is not None

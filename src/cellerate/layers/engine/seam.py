@@ -16,6 +16,7 @@ import keras
 from cellerate.errors import ModelError
 from cellerate.kernels import native
 from cellerate.layers import fused
+from cellerate.layers.engine.arrays import ArrayBatches, take_over
 from cellerate.layers.engine.batches import Misfit
 from cellerate.layers.engine.datasets import reader_of
 from cellerate.layers.engine.lending import Lender, Values
@@ -64,6 +65,20 @@ def make_predict_function(model: keras.Model, force: bool = False) -> Any:
     """Stands in for `Model.make_predict_function`; gives the variables their values first."""
     _give_back(model)
     return type(model).make_predict_function(model, force)
+
+
+def build_symbolically(model: keras.Model, iterator: Any = None, data_batch: Any = None) -> None:
+    """Stands in for `Model._maybe_symbolic_build` of TensorFlow, to which `fit` and `evaluate` show their batches."""
+    type(model)._maybe_symbolic_build(model, iterator, data_batch)
+    if iterator is not None and not why_not(model):
+        take_over(iterator, functools.partial(_is_on_engine, model))
+
+
+def _is_on_engine(model: keras.Model) -> bool | None:
+    """True if the engine runs the steps of a model that have begun; None before the first."""
+    steppers = [getattr(made, _HELD, None) for made in (model.train_function, model.test_function)]
+    known = [one for one in steppers if one is not None and one.reasons is not None]
+    return all(one.step is not None for one in known) if known else None
 
 
 def _give_back(model: keras.Model) -> None:
@@ -336,10 +351,10 @@ def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
 
 def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
     def step(iterator: Iterator[Any]) -> Any:
-        if stepper.reasons:
+        if stepper.reasons and not isinstance(iterator, ArrayBatches):
             _give_back(stepper.model)
             return stepper.own(iterator)
-        logs, read = None, reader_of(iterator)
+        logs, read = None, iterator if isinstance(iterator, ArrayBatches) else reader_of(iterator)
         for data in _batches(stepper.model, read):
             logs = stepper.logs(data, functools.partial(_one, stepper.own, data, read.spec), read.knows_rows)
         if read.spec is None:
