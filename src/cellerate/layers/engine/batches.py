@@ -24,6 +24,8 @@ def for_each_input(values: Any, structure: Any, names: Sequence[str]) -> list[An
         structure: The structure of the model's inputs.
         names: Their names.
     """
+    if isinstance(values, np.ndarray):
+        return [values]
     if not isinstance(values, Mapping):
         return list(tree.flatten(values))
     if not isinstance(structure, Mapping):
@@ -46,6 +48,8 @@ def _paths(structure: Any) -> list[Any]:
 
 def for_each_output(values: Any, model: keras.Model, count: int) -> list[Any]:
     """The targets of a batch, one for each output."""
+    if isinstance(values, np.ndarray) and count == 1:
+        return [values]
     if isinstance(values, Mapping) and not isinstance(model._outputs_struct, Mapping):
         names = list(model.output_names)
         if set(values) != set(names):
@@ -134,6 +138,8 @@ def input_array(values: Any, declared: str, shape: Any, dtype: str) -> np.ndarra
         dtype: The dtype of the input's node.
     """
     array = _array(values)
+    if array.shape[1:] == shape[1:] and array.dtype == dtype == declared and len(array):
+        return np.ascontiguousarray(array)
     if not _keeps_values(array.dtype, declared):
         array = keras.ops.convert_to_numpy(keras.ops.cast(values, declared))
     # Like Keras, accept an input that lacks a last axis of size 1, or has one too many.

@@ -92,6 +92,10 @@ class EngineStep:
         ]
         shared = large if keras.backend.backend() == "torch" else []
         self.lender = Lender([*large, *small], shared, graph.fixed)
+        # As vectors of one number: arithmetic with arrays of no axes takes several µs.
+        self._sums = {
+            id(one): (self._array(one.total).reshape(1), self._array(one.count).reshape(1)) for one in metrics
+        }
         self.watch: Watch | None = None
         self._activations = activations_of_logits(graph.nodes, graph.outputs)
         self._observer = Observer(parts.observed, self._activations) if parts.observed else None
@@ -103,9 +107,12 @@ class EngineStep:
             dataclasses.replace(node, arrays={name: self._node_array(number, name) for name in node.arrays})
             for number, node in enumerate(graph.nodes)
         ]
-        self._shapes = {
-            number: node.options["shape"] for number, node in enumerate(self._nodes) if node.op == "input"
-        }
+        # Carried states come after the inputs.
+        self._expected = [
+            (tuple(node.options["shape"]), str(node.options["dtype"]))
+            for node in self._nodes
+            if node.op == "input"
+        ]
         self._seen = sorted({one.output for one in parts.observed})
         # For each loss, the metrics that the core averages with it.
         self._measured = [self._measures(index) for index in range(len(parts.objectives))]
@@ -270,13 +277,10 @@ class EngineStep:
         if len(flat) != len(names):
             raise Misfit(f"expected {len(names)} inputs, got {len(flat)}")
         found = [
-            input_array(values, declared, shape, str(self._nodes[number].options["dtype"]))
-            # Carried states come after the inputs.
-            for values, declared, (number, shape) in zip(
-                flat, self._declared, self._shapes.items(), strict=False
-            )
+            input_array(values, declared, *expected)
+            for values, declared, expected in zip(flat, self._declared, self._expected, strict=False)
         ]
-        if any(len(state) != len(found[0]) for state in self._states):
+        if self._states and any(len(state) != len(found[0]) for state in self._states):
             raise Misfit(f"expected as many rows as the carried states have, got {len(found[0])}")
         return found + self._states
 
@@ -301,9 +305,8 @@ class EngineStep:
         """The keys of this step's random numbers."""
         keys = [0] * len(self._nodes)
         for number, drops in self._parts.graph.drops.items():
-            state = self._array(drops.seed.state)
-            first, second = (each & 0xFFFFFFFF for each in state.tolist())
-            keys[number] = first | second << 32
+            first, second = self._array(drops.seed.state).tolist()
+            keys[number] = first & 0xFFFFFFFF | (second & 0xFFFFFFFF) << 32
         return keys
 
     def _logs(self, totals: cpu.Totals, rows: int, positions: Sequence[int], counted: int) -> dict[str, Any]:
@@ -320,7 +323,7 @@ class EngineStep:
 
     def _add(self, metric: Any, total: float, count: float) -> float:
         """Adds to a metric's total and count, and returns its mean."""
-        totals, counts = self._array(metric.total), self._array(metric.count)
-        totals += np.float32(total)
-        counts += np.float32(count)
-        return float(totals) / float(counts) if counts else 0.0
+        totals, counts = self._sums[id(metric)]
+        totals[0] += total
+        counts[0] += count
+        return float(totals[0]) / float(counts[0]) if counts[0] else 0.0

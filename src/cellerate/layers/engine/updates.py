@@ -239,10 +239,11 @@ def _sgd(optimizer: Any) -> OptimizerUpdate:
 
 def _adam(optimizer: Any) -> OptimizerUpdate:
     first, second, epsilon = (float(getattr(optimizer, name)) for name in ("beta_1", "beta_2", "epsilon"))
+    beta_1, beta_2 = _FLOAT(first), _FLOAT(second)
 
     def numbers(rate: float, step: int) -> tuple[float, ...]:
         # Powers in float32, like Keras: in the first steps their small distance from 1 matters.
-        power_1, power_2 = (float(_FLOAT(beta) ** _FLOAT(step)) for beta in (first, second))
+        power_1, power_2 = float(beta_1 ** _FLOAT(step)), float(beta_2 ** _FLOAT(step))
         return rate * math.sqrt(1 - power_2) / (1 - power_1), 1 - first, 1 - second, epsilon
 
     slots = (optimizer._momentums, optimizer._velocities)
