@@ -41,13 +41,9 @@ def take_over(epochs: Any, on_engine: Callable[[], bool | None]) -> None:
 
 
 def _dense(values: Any) -> np.ndarray | None:
-    """The values that Keras's data set would have of an array; None for those that are left to it."""
-    if type(values) is not np.ndarray or values.dtype.kind not in "fiub" or not values.size:
-        return None
-    if values.dtype.kind != "f":
-        return values
-    floatx = keras.config.floatx()
-    return None if floatx == "bfloat16" else values.astype(floatx, copy=False)
+    """The array that is read; None for what is left to the data set."""
+    fits = type(values) is np.ndarray and values.dtype.kind in "fiub" and values.size > 0
+    return values if fits and keras.config.floatx() != "bfloat16" else None
 
 
 class ArrayDataset:
@@ -100,7 +96,9 @@ class ArrayDataset:
 
 
 def _rows(order: np.ndarray | None, which: slice, values: np.ndarray) -> np.ndarray:
-    return values[which] if order is None else values.take(order[which], axis=0)
+    """Some rows of an array, in Keras's float type if they are floats."""
+    found = values[which] if order is None else values.take(order[which], axis=0)
+    return found.astype(keras.config.floatx(), copy=False) if found.dtype.kind == "f" else found
 
 
 class ArrayBatches(Iterator[Any]):
