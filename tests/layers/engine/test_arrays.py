@@ -135,3 +135,15 @@ def test_restored_model_reads_the_data_set(read: list[Any]) -> None:
     assert "_maybe_symbolic_build" not in vars(model)
     model.fit(X, Y, epochs=3, verbose=0)
     assert not read
+
+
+def test_restore_in_the_middle_of_an_epoch_leaves_the_rest_to_keras(read: list[Any]) -> None:
+    class Restoring(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2 and read:
+                cellerate.restore(self.model)
+
+    found = trained(model_of(), X, Y, callbacks=[Restoring()])
+    assert read
+    for one, other in zip(found, trained(model_of(), X, Y), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
