@@ -1,5 +1,6 @@
 """On TensorFlow, a model on the engine reads the batches of arrays itself, as Keras's data set would give them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -24,13 +25,14 @@ CLASSES = RANDOM.integers(0, 2, 37)
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The batches that were read from arrays."""
     found: list[Any] = []
-    following = arrays.ArrayBatches.__next__
+    own = arrays.ArrayDataset.batches
 
-    def next_batch(self: arrays.ArrayBatches) -> Any:
-        found.append(following(self))
-        return found[-1]
+    def batches(self: arrays.ArrayDataset) -> Iterator[Any]:
+        for batch in own(self):
+            found.append(batch)
+            yield batch
 
-    monkeypatch.setattr(arrays.ArrayBatches, "__next__", next_batch)
+    monkeypatch.setattr(arrays.ArrayDataset, "batches", batches)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from keras.src import tree
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from cellerate.layers.engine.datasets import knows_rows
+from cellerate.layers.engine.datasets import BatchReader
 
 # Larger batches are better copied by the threads of a data set.
 _LARGEST_BYTES = 1 << 20
@@ -31,19 +31,16 @@ def take_over(epochs: Any, on_engine: Callable[[], bool | None]) -> None:
         return
     if not hasattr(own, "element_spec") or adapter._shuffle not in (True, False):
         return
-    arrays = tree.map_structure(_dense, tree.lists_to_tuples(adapter._inputs))
-    flat = tree.flatten(arrays)
-    if any(one is None for one in flat):
+    flat = tree.flatten(adapter._inputs)
+    if keras.config.floatx() == "bfloat16" or not all(map(_is_plain, flat)):
         return
     rows = min(adapter._batch_size, adapter._num_samples)
     if sum(one.nbytes // len(one) * rows for one in flat) <= _LARGEST_BYTES:
-        epochs._distributed_dataset = ArrayDataset(own, adapter, arrays, on_engine)
+        epochs._distributed_dataset = ArrayDataset(own, adapter, on_engine)
 
 
-def _dense(values: Any) -> np.ndarray | None:
-    """The array that is read; None for what is left to the data set."""
-    fits = type(values) is np.ndarray and values.dtype.kind in "fiub" and values.size > 0
-    return values if fits and keras.config.floatx() != "bfloat16" else None
+def _is_plain(values: Any) -> bool:
+    return type(values) is np.ndarray and values.dtype.kind in "fiub" and values.size > 0
 
 
 class ArrayDataset:
@@ -52,21 +49,18 @@ class ArrayDataset:
     Args:
         own: Keras's data set, which is read unless the engine is known to run the model.
         adapter: Keras's description of the data.
-        arrays: The values of all rows, in the structure of a batch.
         on_engine: As in `take_over`.
     """
 
-    def __init__(
-        self, own: Any, adapter: ArrayDataAdapter, arrays: Any, on_engine: Callable[[], bool | None]
-    ) -> None:
-        self.element_spec = own.element_spec
-        self._own, self._adapter, self._arrays, self._on_engine = own, adapter, arrays, on_engine
+    def __init__(self, own: Any, adapter: ArrayDataAdapter, on_engine: Callable[[], bool | None]) -> None:
+        self._own, self._adapter, self._on_engine = own, adapter, on_engine
+        self._arrays = tree.lists_to_tuples(adapter._inputs)
         self._orders: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         on_engine = self._on_engine()
         if on_engine:
-            return ArrayBatches(self)
+            return BatchReader(self._own.element_spec, self.batches().__next__)
         if on_engine is None:
             # Later epochs may be read here, and begin with the second order.
             self.next_order()
@@ -99,14 +93,3 @@ def _rows(order: np.ndarray | None, which: slice, values: np.ndarray) -> np.ndar
     """Some rows of an array, in Keras's float type if they are floats."""
     found = values[which] if order is None else values.take(order[which], axis=0)
     return found.astype(keras.config.floatx(), copy=False) if found.dtype.kind == "f" else found
-
-
-class ArrayBatches(Iterator[Any]):
-    """The batches of one epoch, with the attributes of a `BatchReader`."""
-
-    def __init__(self, dataset: ArrayDataset) -> None:
-        self.spec, self.knows_rows = dataset.element_spec, knows_rows(dataset.element_spec)
-        self._batches = dataset.batches()
-
-    def __next__(self) -> Any:
-        return next(self._batches)

@@ -14,36 +14,39 @@ from cellerate.layers import fused
 
 
 class BatchReader(Iterator[Any]):
-    """Reads batches from a data set's iterator, without keeping it alive, or from a Python iterator.
+    """Reads batches.
 
     Attributes:
-        spec: The dtypes and shapes of a data set's batch; None for a Python iterator.
+        spec: The dtypes and shapes of a data set's batch; None for batches of a Python iterator.
         knows_rows: Whether Keras knows the number of rows when it compiles a step for the batches.
+
+    Args:
+        spec: See above.
+        read: Returns the next batch, or raises `StopIteration`.
     """
 
-    def __init__(self, iterator: Any) -> None:
-        self.spec = getattr(iterator, "element_spec", None)
-        self.knows_rows = knows_rows(self.spec)
-        dense = None if self.spec is None else fused.bridge().read_dense(iterator)
-        self._read: Callable[[], Any]
-        if dense is not None:
-            self._read = functools.partial(_packed, self.spec, dense)
-        elif self.spec is not None:
-            self._read = functools.partial(_present_values, weakref.ref(iterator))
-        else:
-            self._read = functools.partial(_present_values, lambda: iterator)
+    def __init__(self, spec: Any, read: Callable[[], Any]) -> None:
+        self.spec, self.knows_rows = spec, _knows_rows(spec)
+        self._read = read
 
     def __next__(self) -> Any:
         return self._read()
 
 
 def reader_of(iterator: Iterator[Any]) -> BatchReader:
-    """Return the reader of an iterator; TensorFlow's empty optionals become None."""
-    if not hasattr(iterator, "element_spec"):
-        return BatchReader(iterator)
+    """Return the reader of an iterator, which may be one already; TensorFlow's empty optionals become None."""
+    if isinstance(iterator, BatchReader):
+        return iterator
+    spec = getattr(iterator, "element_spec", None)
+    if spec is None:
+        return BatchReader(None, functools.partial(_present_values, lambda: iterator))
     found = _known.get(iterator)
     if found is None:
-        found = _known[iterator] = BatchReader(iterator)
+        # The reader does not keep the iterator alive.
+        dense = fused.bridge().read_dense(iterator)
+        read = functools.partial(_present_values, weakref.ref(iterator))
+        found = BatchReader(spec, read if dense is None else functools.partial(_packed, spec, dense))
+        _known[iterator] = found
     return found
 
 
@@ -51,8 +54,7 @@ def reader_of(iterator: Iterator[Any]) -> BatchReader:
 _known: weakref.WeakKeyDictionary[Iterator[Any], BatchReader] = weakref.WeakKeyDictionary()
 
 
-def knows_rows(spec: Any) -> bool:
-    """True if Keras knows the number of rows of batches with this description, or they hold no tensor."""
+def _knows_rows(spec: Any) -> bool:
     shapes = (getattr(one, "shape", None) for one in keras.tree.flatten(spec))
     first = next((shape for shape in shapes if shape is not None), None)
     return first is None or first.rank in (None, 0) or first[0] is not None

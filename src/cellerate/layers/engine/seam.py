@@ -16,9 +16,9 @@ import keras
 from cellerate.errors import ModelError
 from cellerate.kernels import native
 from cellerate.layers import fused
-from cellerate.layers.engine.arrays import ArrayBatches, take_over
+from cellerate.layers.engine.arrays import take_over
 from cellerate.layers.engine.batches import Misfit
-from cellerate.layers.engine.datasets import reader_of
+from cellerate.layers.engine.datasets import BatchReader, reader_of
 from cellerate.layers.engine.lending import Lender, Values
 from cellerate.layers.engine.parts import StepParts, known_reasons, parts_of
 from cellerate.layers.engine.step import EngineStep
@@ -351,10 +351,10 @@ def _batches(model: keras.Model, iterator: Iterator[Any]) -> Iterator[Any]:
 
 def _on_tensorflow(stepper: _Stepper) -> Callable[..., Any]:
     def step(iterator: Iterator[Any]) -> Any:
-        if stepper.reasons and not isinstance(iterator, ArrayBatches):
+        if stepper.reasons and not isinstance(iterator, BatchReader):
             _give_back(stepper.model)
             return stepper.own(iterator)
-        logs, read = None, iterator if isinstance(iterator, ArrayBatches) else reader_of(iterator)
+        logs, read = None, reader_of(iterator)
         for data in _batches(stepper.model, read):
             logs = stepper.logs(data, functools.partial(_one, stepper.own, data, read.spec), read.knows_rows)
         if read.spec is None:
