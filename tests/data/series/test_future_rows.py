@@ -69,6 +69,24 @@ def test_missing_rows_and_values_are_named(tmp_path):
         ahead.rows("c", times(10))
 
 
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (
+            "date,shop,cost\n2024-03-01 10:00,a,1\n",
+            r"has no column 'price', .* \(future\)\. It has: date, shop, cost",
+        ),
+        ("date,shop,price\n2024-03-01 10:00,a,\n", r"has no value of 'price' in any row, .* \(future\)"),
+    ],
+)
+def test_table_of_the_future_without_a_known_column_is_refused(tmp_path, table, problem):
+    future = tmp_path / "f.csv"
+    future.write_text(table)
+    ahead = open_known([write(tmp_path / "s.csv", 10, 10)], READING, ["price"], [future]).ahead
+    with pytest.raises(DataError, match=rf"f\.csv {problem}"):
+        ahead.rows("a", times(10))
+
+
 def test_holes_in_the_past_are_still_refused(tmp_path):
     path = write(tmp_path / "s.csv", 10, 14, holes=[("a", 4)])
     with pytest.raises(DataError, match="data row 5: column 'price' has no value"):

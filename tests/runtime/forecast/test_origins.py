@@ -200,3 +200,20 @@ def test_times_with_a_zone_count_as_its_clock_shows_them(data, zoned):
     rows_of(expected).forecast(rows, future, times, "a")
     rows_of(given).forecast(rows, future, [zoned(f"{time.item().isoformat()}+02:00") for time in times], "a")
     np.testing.assert_array_equal(given.given["future"], expected.given["future"])
+
+
+@pytest.mark.parametrize(
+    ("header", "changes", "problem"),
+    [
+        ("time,y,cost", {}, r"has no column 'price', which the model reads\. It has: time, y, cost\."),
+        ("when,y,price", {}, r"has no column 'time', which the model reads\."),
+        ("time,y,price", {"time_column": "when"}, r"has no column 'when' \(time_column\)\."),
+    ],
+)
+def test_table_without_a_column_of_the_training_is_refused(tmp_path, header, changes, problem):
+    path = tmp_path / "s.csv"
+    path.write_text(f"{header}\n2024-05-01 00:00,1,2\n2024-05-01 01:00,1,2\n")
+    reading = Reading(targets=["y"], features=["y", "price"], time_column="time")
+    trained = dataclasses.replace(settings(), reading=reading)
+    with pytest.raises(DataError, match=problem):
+        trained.open([path], changes=changes)

@@ -3,6 +3,7 @@
 `SeriesData` is an open series; `pack_series` stores it on the disk, so that the next run opens it at once.
 """
 
+from cellerate.data.series.columns import MissingColumnError
 from cellerate.data.series.future_rows import open_known
 from cellerate.data.series.pack import SUFFIX, PackedSeries, describe, is_packed_series, open_packed
 from cellerate.data.series.packing import pack_series
@@ -10,6 +11,7 @@ from cellerate.data.series.series import SeriesData, SeriesPart, SeriesSplit, op
 
 __all__ = [
     "SUFFIX",
+    "MissingColumnError",
     "PackedSeries",
     "SeriesData",
     "SeriesPart",

@@ -17,6 +17,22 @@ _LIKELY_NAMES = (
 )  # fmt: skip
 
 
+class MissingColumnError(DataError):
+    """A table lacks a column that was asked for.
+
+    Attributes:
+        argument: The argument that names the column.
+        problem: The table and the column that it lacks.
+        listed: The columns that it has.
+    """
+
+    def __init__(self, path: Path, column: str, asked_by: str, names: Sequence[str]) -> None:
+        self.argument = asked_by
+        self.problem = f"{path} has no column {column!r}"
+        self.listed = f"It has: {', '.join(names)}."
+        super().__init__(f"{self.problem} ({argument(asked_by)}). {self.listed}")
+
+
 @dataclasses.dataclass(frozen=True)
 class ChosenColumns:
     """The columns to read.
@@ -67,9 +83,7 @@ def choose_columns(
     for given, wanted in asked.items():
         for name in wanted:
             if name not in names and not (given == "time_column" and columns_of_time(name, names)):
-                raise DataError(
-                    f"{path} has no column {name!r} ({argument(given)}). It has: {', '.join(names)}."
-                )
+                raise MissingColumnError(path, name, given, names)
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{argument(given)} names a column twice: {', '.join(wanted)}.")
     note, left_out = "", []

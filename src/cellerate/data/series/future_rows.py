@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.series.columns import MissingColumnError
+from cellerate.data.series.rows_read import EmptyColumnsError
 from cellerate.data.series.series import SeriesData, open_series
 from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.tables import as_sources, check_readers, find_tables
@@ -89,7 +91,19 @@ class FutureRows:
 
     @functools.cached_property
     def _data(self) -> SeriesData:
-        return self._open()
+        try:
+            return self._open()
+        except MissingColumnError as error:
+            raise DataError(
+                f"{error.problem}, which the model needs at the times that it forecasts ({argument('future')}). "
+                f"{error.listed}"
+            ) from error
+        except EmptyColumnsError as error:
+            named = ", ".join(map(repr, error.columns))
+            raise DataError(
+                f"{self._source} has no value of {named} in any row, which the model needs at the times that it "
+                f"forecasts ({argument('future')})."
+            ) from error
 
     @functools.cached_property
     def _stretches(self) -> Mapping[str, list[tuple[int, int]]]:

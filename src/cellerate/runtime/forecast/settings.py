@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.data.series import SeriesData, open_known
+from cellerate.data.series import MissingColumnError, SeriesData, open_known
 from cellerate.data.settings import Reading, TableOptions
 from cellerate.data.windows import NO_COVARIATES, Covariates, Inputs, Scaler
-from cellerate.errors import ConfigError
+from cellerate.errors import ConfigError, DataError
 from cellerate.listener import SILENT, Listener
 from cellerate.messages import argument
 from cellerate.runtime.forecast.intervals import Calibration
@@ -73,4 +73,10 @@ class ForecastSettings:
                 "leave it out."
             )
         reading = dataclasses.replace(self.reading, **changes)
-        return open_known(paths, reading, known, future, table=table, listener=listener)
+        try:
+            return open_known(paths, reading, known, future, table=table, listener=listener)
+        except MissingColumnError as error:
+            if error.argument in changes:
+                raise
+            # The training chose the column, and not an argument of this call.
+            raise DataError(f"{error.problem}, which the model reads. {error.listed}") from error
