@@ -133,6 +133,14 @@ def test_path_that_is_a_folder_is_refused_before_anything_is_done(tmp_path):
         check_writable(tmp_path)
 
 
+def test_a_check_of_a_path_makes_none_of_its_folders(tmp_path):
+    check_writable(tmp_path / "a" / "b" / "c.txt")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"cannot write .*file/b/c\.txt"):
+        check_writable(tmp_path / "file" / "b" / "c.txt")
+
+
 def test_folder_is_made_whole_or_not_at_all(tmp_path):
     with atomic_folder(tmp_path / "a" / "1") as beside:
         (beside / "inner").mkdir()
@@ -208,13 +216,16 @@ def test_a_folder_is_taken_only_while_another_has_it(tmp_path):
 def test_a_folder_made_for_its_lock_goes_unless_something_was_written(tmp_path):
     with exclusive(tmp_path / "unused"):
         assert is_taken(tmp_path / "unused")
-    with exclusive(tmp_path / "used"):
+    with exclusive(tmp_path / "none" / "of" / "these"):
+        pass
+    with exclusive(tmp_path / "used" / "unused" / "m.run"):
         (tmp_path / "used" / "a.txt").write_text("kept")
     mine = tmp_path / "mine"
     mine.mkdir()
     with exclusive(mine):
         pass
     assert {path.name for path in tmp_path.iterdir()} == {"used", "mine"}
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["a.txt"]
 
 
 def test_a_folder_of_the_same_name_stays_when_a_renamed_one_is_released(tmp_path):

@@ -9,6 +9,7 @@ import csv
 import errno
 import fcntl
 import glob
+import itertools
 import os
 import shutil
 import stat
@@ -225,31 +226,38 @@ def exclusive(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Holds the lock of a folder, which only one process can hold at a time.
 
     Args:
-        folder: The folder; made if it is missing, and then removed again if nothing was written into it.
+        folder: The folder; made with its parents if it is missing, and removed again if nothing was written into it.
         wait: Waits until the process that holds the lock has ended or renamed the folder, instead of raising.
 
     Raises:
         OutputError: Another process holds the lock, or the folder cannot be written.
     """
-    existed = folder.exists()
+    made = list(itertools.takewhile(lambda one: not one.exists(), (folder, *folder.parents)))
     handle = _locked(folder, wait=wait)
     try:
         yield
     finally:
-        if not existed:
-            _remove_unused(folder, handle)
+        if made:
+            _remove_unused(made, handle)
         os.close(handle)
 
 
-def _remove_unused(folder: Path, handle: int) -> None:
-    """Removes a folder that holds nothing but its lock, whose descriptor is `handle`."""
+def _remove_unused(made: Sequence[Path], handle: int) -> None:
+    """Removes a folder that holds nothing but its lock, whose descriptor is `handle`, and its empty parents.
+
+    Args:
+        made: The folder, and its parents to remove, from the inside out.
+        handle: The descriptor.
+    """
+    folder = made[0]
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             # Once this folder was renamed, another process may have made one of its name.
             if path.name != LOCK or not os.path.samestat(os.fstat(handle), path.stat()):
                 return
         (folder / LOCK).unlink(missing_ok=True)
-        folder.rmdir()
+        for each in made:
+            each.rmdir()
 
 
 def is_taken(folder: Path) -> bool:
@@ -319,11 +327,12 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     still in use.
     """
     target = Path(path)
+    # The parents that are missing are made when the result is written: a refused command leaves none behind.
+    folder = next(one for one in target.absolute().parents if os.path.lexists(one))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        with tempfile.NamedTemporaryFile(prefix=_unfinished(target), suffix=target.suffix, dir=target.parent):
+        with tempfile.NamedTemporaryFile(prefix=_unfinished(target), suffix=target.suffix, dir=folder):
             pass
         remove_unfinished(target, ABANDONED_AFTER_S)
     except OSError as error:
