@@ -213,6 +213,39 @@ def begun_by_another() -> Graph:
     return graph
 
 
+def of_each_step(steps: int = 6) -> tuple[Graph, int]:
+    """One number for each step: time is the last axis."""
+    graph = Graph()
+    lstm = graph.lstm(graph.input("x", steps, F), "lstm", F, H)
+    return graph, graph.add("mean", "each", {"x": lstm}, axis=2, keepdims=False)
+
+
+def weighed_against_other_steps() -> Graph:
+    graph, each = of_each_step(-1)
+    graph.add("activation", "behind", {"x": each}, activation="softmax")
+    return graph
+
+
+def normalized_along_time() -> Graph:
+    graph, each = of_each_step(-1)
+    graph.add("layer_norm", "behind", {"x": each}, epsilon=1e-3)
+    return graph
+
+
+def features_of_all_steps() -> Graph:
+    graph, each = of_each_step()
+    graph.dense(each, "behind", 6, 4)
+    return graph
+
+
+def beside_repeated_features() -> Graph:
+    graph = Graph()
+    lstm = graph.lstm(graph.input("x", 6, F), "lstm", F, H)
+    again = graph.add("repeat_vector", "again", {"x": graph.input("who", 2)}, n=6)
+    graph.add("concatenate", "behind", {"0": lstm, "1": again}, axis=2)
+    return graph
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -224,12 +257,26 @@ def begun_by_another() -> Graph:
         taken_before_the_last,
         joined_in_time,
         begun_by_another,
+        weighed_against_other_steps,
+        normalized_along_time,
+        features_of_all_steps,
+        beside_repeated_features,
     ],
 )
 def test_model_that_looks_ahead_is_refused_with_its_layer(make: Any) -> None:
     graph = make()
     with pytest.raises(ModelError, match=r"^behind: .*use predict on whole sequences"):
         stepping_of(graph.program(y=len(graph.nodes) - 1))
+
+
+def test_number_of_each_step_is_known_step_by_step() -> None:
+    graph, each = of_each_step()
+    graph.input("unread", dtype="int32")
+    model = PackedModel(Cell(graph.program(y=each), "float32", {}))
+    x, unread = numbers(2, 6), np.zeros(2, np.int32)
+    streams = model.streams(2)
+    parts = [streams.push({"x": part, "unread": unread}) for part in (x[:, :1], x[:, 1:])]
+    assert np.array_equal(np.concatenate(parts, axis=1), model.predict({"x": x, "unread": unread}))
 
 
 def test_result_of_the_last_step_may_be_put_into_any_shape() -> None:

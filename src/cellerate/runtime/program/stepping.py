@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cellerate.errors import ModelError
-from cellerate.program import OPERATIONS, Node, Program
+from cellerate.program import NORMALIZERS, OPERATIONS, Node, Program, Shape
+
+_PUSHES = (2, 3)
+"""The steps of the pushes whose sizes are followed: two numbers show which sizes are steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,8 @@ class _Push:
         self.moved: list[int] = []
         self.states: dict[str, int] = {}
         self.added: dict[str, int] = {}
+        # The shapes of a row of each node, in each of `_PUSHES`.
+        self._rows: list[list[Shape]] = []
         # The steps of each node in the model itself: -1 for any number, 0 for nodes without a time axis.
         self._steps: list[int] = []
         self._remembering = 0  # layers so far
@@ -83,8 +88,9 @@ class _Push:
         if node.op == "input":
             shape: Any = options["shape"]
             # After its steps an input may have one more axis, for a layer that works inside each step.
-            steps = shape[1] if len(shape) in (3, 4) or options["dtype"] == "int32" else 0
-            if steps and len(shape) <= 4:
+            whole = options["dtype"] == "int32"
+            steps = shape[1] if len(shape) in (3, 4) or (whole and len(shape) == 2) else 0
+            if steps:
                 options["shape"] = (shape[0], -1, *shape[2:])
         elif row.states:
             _check_recurrent(node, reads_time=bool(self._steps[node.inputs["x"]]))
@@ -105,8 +111,12 @@ class _Push:
             steps *= stepped.sequence
             if stepped.earlier[0]:
                 inputs["x"] = self._with_earlier(node, inputs["x"], *stepped.earlier)
+            if _reads_last_axis(node) and len({row[-1] for row in self._rows[inputs["x"]]}) > 1:
+                raise ModelError(_refusal(node, "it works along time"))
         self._steps.append(steps)
         self.moved.append(self._node(dataclasses.replace(node, inputs=inputs, options=options)))
+        if steps and any(row[0] != push for row, push in zip(self._rows[-1], _PUSHES, strict=True)):
+            raise ModelError(_refusal(node, "it gives another number of steps than it reads"))
         for state in row.states:
             self.added[f"{state} {self._remembering} {node.name}"] = self._node(
                 _last_state(node, self.moved[-1], state)
@@ -114,8 +124,24 @@ class _Push:
         self._remembering += bool(row.states)
 
     def _node(self, node: Node) -> int:
+        self._rows.append([self._row(node, place) for place in range(len(_PUSHES))])
         self.nodes.append(node)
         return len(self.nodes) - 1
+
+    def _row(self, node: Node, place: int) -> Shape:
+        """The shape of a row of a node in one of `_PUSHES`."""
+        if node.op == "input":
+            sizes: Any = node.options["shape"][1:]
+            return tuple(_PUSHES[place] if size == -1 else size for size in sizes)
+        if node.op == "unembedding":
+            # A runtime calls the transposed table its kernel.
+            node = dataclasses.replace(node, arrays={"kernel": node.arrays["embeddings"].T})
+        try:
+            read = {name: self._rows[source][place] for name, source in node.inputs.items()}
+            return OPERATIONS[node.op].shape(node, read)
+        except ValueError as error:
+            why = f"it does not take pushes of {_PUSHES[place]} steps ({error})"
+            raise ModelError(_refusal(node, why)) from error
 
     def _state(self, node: Node, state: str, units: int) -> int:
         """The input of a state of the layer that is being added."""
@@ -139,6 +165,11 @@ def _last_state(node: Node, number: int, state: str) -> Node:
     op, row = next((op, row) for op, row in OPERATIONS.items() if node.op in row.state_of)
     options = {"state": state} if "state" in row.options else {}
     return Node(op, node.name, {row.inputs[0]: number}, options=options)
+
+
+def _reads_last_axis(node: Node) -> bool:
+    """Return True for an operation whose results each need the whole last axis, whatever its size."""
+    return node.op == "layer_norm" or node.options.get("activation") in NORMALIZERS
 
 
 def _check_recurrent(node: Node, *, reads_time: bool) -> None:
