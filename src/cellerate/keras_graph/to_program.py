@@ -330,6 +330,13 @@ def _read_operation(call: ProgramCall) -> list[ProgramValue]:
     Raises:
         Refused: Programs do not support the operation, or this way to call it.
     """
+    tensors = [value for value in call.arguments.values() if isinstance(value, ProgramValue)]
+    most = max((len(value.shape) for value in tensors), default=0)
+    if tensors and any(getattr(value, "ndim", 0) > most for value in call.arguments.values()):
+        raise Refused(
+            "computes with a constant of more axes than the tensor",
+            "Reshape the constant to the axes of the tensor.",
+        )
     row = operation_row(type(call.layer))
     if call.boolean:
         return _booleans(row, call)

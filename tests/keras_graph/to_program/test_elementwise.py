@@ -120,6 +120,8 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "base": (lambda x: 2.0**x, "raises to a power that is not one finite number"),
     "decimals": (lambda x: ops.round(x, 2), "decimals=2"),
     "ranks": (lambda x: ops.where(x[:, 0] > 0.0, x, 0.0), "joins tensors of the shapes"),
+    "axes": (lambda x: x * np.full((1, 1, 1, 1), 2.0, f32), "a constant of more axes than the tensor"),
+    "axes of a limit": (lambda x: ops.maximum(x, np.ones((1, 1, 1, 1), f32)), "a constant of more axes"),
     "constant": (lambda x: ops.where(np.ones((T, F), bool), x, 0.0), "chooses by a constant"),
     "output": (lambda x: x > 0, r"output '\w+' is a tensor of booleans"),
     "sum": (lambda x: ops.cast((x > 0) + (x > 1), f32) * x, "not a numeric tensor"),
