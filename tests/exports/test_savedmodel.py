@@ -1,5 +1,6 @@
 """Programs as SavedModels, run in TensorFlow and compared with our own runtime."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,18 @@ def test_input_of_a_name_that_tensorflow_changes_is_refused(name: str, tmp_path:
     with pytest.raises(ModelError, match=f"TensorFlow has no input '{name}'"):
         written(graph.program(y=1), tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        written(PROGRAMS["forecaster"](), tmp_path / "model")
+    assert caught.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, "moves"])

@@ -4,6 +4,7 @@ A folder has the signature "serving_default" and, if no layer looks ahead, "step
 the LSTMs as inputs and outputs. It also has requests to warm up with.
 """
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -37,18 +38,23 @@ def write_saved_model(
 
     Raises:
         ModelError: TensorFlow would change the name of an input.
+        OSError: The folder could not be written.
     """
     module, weights = tf.Module(), _Weights()
     signatures = {name: _function(program, weights) for name, program in programs.items()}
     module.kept = weights.variables
-    tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
-    requests = Path(folder) / _WARM_UP
-    requests.parent.mkdir()
-    (requests.parent / "cellerate.json").write_text(json.dumps(metadata))
-    with tf.io.TFRecordWriter(str(requests)) as writer:
-        for name, batches in trials.items():
-            for trial in batches:
-                writer.write(_prediction_log(name, trial.inputs))
+    try:
+        tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
+        requests = Path(folder) / _WARM_UP
+        requests.parent.mkdir()
+        (requests.parent / "cellerate.json").write_text(json.dumps(metadata))
+        with tf.io.TFRecordWriter(str(requests)) as writer:
+            for name, batches in trials.items():
+                for trial in batches:
+                    writer.write(_prediction_log(name, trial.inputs))
+    except tf.errors.ResourceExhaustedError as error:
+        # TensorFlow's files report a full disk by an error of its own.
+        raise OSError(errno.ENOSPC, error.message) from error
 
 
 class SavedModel:
