@@ -6,9 +6,12 @@ import random
 import shlex
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
+
+from cellerate.cli.start import start
 
 pytestmark = pytest.mark.keras
 
@@ -38,6 +41,20 @@ def history(folder):
             }
             for row in csv.DictReader(file)
         ]
+
+
+def test_ctrl_c_while_the_program_is_imported_prints_nothing(monkeypatch):
+    class Interrupted:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "cellerate.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "cellerate.cli.main", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 130
 
 
 def test_ctrl_c_saves_and_prints_a_command_that_resumes(start_cellerate, cellerate, here, small):

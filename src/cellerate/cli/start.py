@@ -4,6 +4,7 @@ An installed package always has the program, even where it only runs packed mode
 missing. So this module must not import typer, as all other modules here do.
 """
 
+import signal
 import sys
 
 from cellerate.errors import BackendError
@@ -18,6 +19,10 @@ def start() -> None:
     except BackendError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
-    from cellerate.cli.main import main
+    try:
+        from cellerate.cli.main import main
+    except KeyboardInterrupt:
+        # Ctrl-C while the verbs are imported, which takes half a second.
+        raise SystemExit(128 + signal.SIGINT) from None
 
     main()
