@@ -52,7 +52,7 @@ def signed(keys: Path, tmp_path: Path) -> Path:
     return path
 
 
-def refused(path: Path, key: Path) -> str:
+def refused(path: Path, key: Path | str) -> str:
     with pytest.raises(CellerateError) as error:
         load(path, public_key=key)
     return str(error.value)
@@ -69,6 +69,13 @@ def test_a_signed_model_opens_with_its_key_alone(signed, keys, monkeypatch):
         load(signed)
     # The argument overrides the environment variable.
     load(signed, public_key=keys / "ours.pub")
+
+
+def test_an_empty_path_of_a_key_opens_nothing(signed, monkeypatch):
+    assert "the key . is not a regular file" in refused(signed, "")
+    monkeypatch.setenv(PUBLIC_KEY, "")
+    with pytest.raises(CellerateError, match=r"the key \. is not a regular file"):
+        load(signed)
 
 
 def test_another_model_under_the_same_name_is_refused(signed, keys):

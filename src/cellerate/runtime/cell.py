@@ -143,7 +143,9 @@ def read_cell(path: str | os.PathLike[str], public_key: str | os.PathLike[str] |
     """
     source = Path(path)
     check = None
-    if key := public_key or os.environ.get(PUBLIC_KEY):
+    key = os.environ.get(PUBLIC_KEY) if public_key is None else public_key
+    # An empty path is an error of the key: taken for none, it would let unsigned models in.
+    if key is not None:
         from cellerate.runtime.signing import check_signature
 
         check = functools.partial(check_signature, source, key)
