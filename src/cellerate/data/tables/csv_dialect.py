@@ -58,6 +58,7 @@ class Dialect:
         by_separator: Whether the separator alone decides the decimal mark.
         header_rows: The number of rows with names of columns.
         blanks: Whether any number of blanks separates columns; `separator` is then the tab that replaces them.
+        header_lines: The lines of the header; 0 if it is one row that has the names as they are.
     """
 
     encoding: str
@@ -74,6 +75,7 @@ class Dialect:
     by_separator: bool = False
     header_rows: int = 1
     blanks: bool = False
+    header_lines: int = 0
 
     @property
     def in_words(self) -> str:
@@ -181,6 +183,7 @@ def find_dialect(path: Path, options: TableOptions) -> Dialect:
         by_separator,
         top,
         blanks,
+        _lines_of(lines, separator, top) if top > 1 or (header and columns != rows[0]) else 0,
     )
 
 
@@ -283,6 +286,15 @@ def _rows(lines: Sequence[str], separator: str) -> list[list[str]]:
     except csv.Error:
         pass  # a quote that is never closed, or a very long value: Arrow says where
     return rows or [[""]]
+
+
+def _lines_of(lines: Sequence[str], separator: str, rows: int) -> int:
+    """The number of lines of the first rows, with empty lines, and with line ends in quotes."""
+    reader = csv.reader(io.StringIO("".join(lines), newline=""), delimiter=separator)
+    count = 0
+    while count < rows:
+        count += bool(next(reader))
+    return reader.line_num
 
 
 def _separator(path: Path, lines: Sequence[str]) -> str:

@@ -35,8 +35,8 @@ class CsvTable(ArrowTable):
         self._read = csv.ReadOptions(
             block_size=_BLOCK_BYTES,
             encoding="utf8" if dialect.encoding == "utf-8" else dialect.encoding,
-            skip_rows=dialect.skip_lines + (dialect.header_rows if dialect.header_rows > 1 else 0),
-            column_names=list(dialect.names) if dialect.header_rows != 1 else None,
+            skip_rows=dialect.skip_lines + dialect.header_lines,
+            column_names=list(dialect.names) if dialect.header_lines or not dialect.header else None,
         )
         try:
             if dialect.blanks:
@@ -49,6 +49,8 @@ class CsvTable(ArrowTable):
         except (pa.ArrowInvalid, pa.ArrowKeyError, OSError, UnicodeError) as error:
             if "Empty CSV" in str(error):
                 raise DataError(f"{path} is empty; expected a header and rows.") from error
+            if "Could not skip initial" in str(error):
+                raise DataError(f"{path} has a header but no rows.") from error
             raise self._unreadable(error) from error
         self._take_schema(schema)
         if dialect.thousands or dialect.open_marks or dialect.unclear:

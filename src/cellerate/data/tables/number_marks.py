@@ -109,7 +109,7 @@ def is_number(value: str, decimal: str, thousands: str) -> bool:
     value = value.strip()
     if value in MISSING:
         return True
-    if thousands and re.fullmatch(number_pattern(decimal, thousands), value):
+    if thousands and re.fullmatch(number_pattern(decimal, thousands), value, re.ASCII):
         return True
     if decimal == "," and "." in value:
         return False
@@ -117,7 +117,8 @@ def is_number(value: str, decimal: str, thousands: str) -> bool:
         float(value.replace(decimal, "."))
     except ValueError:
         return False
-    return "_" not in value
+    # Python reads the digits of every script, Arrow those of ASCII.
+    return "_" not in value and value.isascii()
 
 
 def readings(value: str) -> tuple[str, str]:

@@ -199,6 +199,12 @@ def clean() -> list[Odd]:
             "trailing separators", "date,y,,\n2024-01-01,1,,\n2024-01-02,2,,\n", values=(1, 2), times=DAYS[:2]
         ),
         text("an index without a name", ",date,y\n0,2024-01-01,1\n1,2024-01-02,2\n", values=(1, 2)),
+        text("blanks around names", rows(NUMBERS, header=" date , y "), **plain),
+        text(
+            "two rows of names with line ends",
+            rows(NUMBERS, header='date,"y\n\n(total)"\n,kg'),
+            **plain | {"told": "2 rows of names", "arguments": {"targets": ["y\n\n(total)"]}},
+        ),
         text("blanks around values", rows(tuple(f" {value} " for value in NUMBERS)), **plain),
         text(
             "boolean columns",

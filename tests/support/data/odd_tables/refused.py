@@ -194,6 +194,17 @@ def refused() -> list[Odd]:
             words="values of one kind in each field",
         ),
         text(
+            "a column whose name and values begin with a blank",
+            "date; y\n2024-01-01; 1.234\n2024-01-02; 2.345\n",
+            words=r"column 'y' holds '1\.234', which is 1\.234 or 1234",
+        ),
+        text("a padded header alone", "date, y", words="has a header but no rows"),
+        text(
+            "digits of another script",
+            rows(("\u0661", "\u0662", "\u0663", "\u0664")),
+            words=r"holds '\u0661' in data row 1, which is not a number\. Correct it; if it marks",
+        ),
+        text(
             "an empty time",
             rows(NUMBERS, ("2024-01-01", "", "2024-01-03", "2024-01-04")),
             words="time column 'date' is empty in data row 2",
