@@ -216,3 +216,30 @@ def test_number_that_is_no_time_is_named(first, later, bad):
         parser.parse(pa.array(first), 0)
     with pytest.raises(DataError, match=bad):
         parser.parse(pa.array(later or first), 2 if later else 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (pa.array([1, 2], pa.time32("s")), r"values of type time32\[s\]; expected dates"),
+        (pa.array([1, 2], pa.duration("s")), r"values of type duration\[s\]; expected dates"),
+        (
+            pa.array([1, 2], pa.timestamp("s", "Mars/Base")),
+            "the time zone 'Mars/Base', which is not known here",
+        ),
+        # In microseconds this second would wrap around.
+        (
+            pa.array([0, 10**14], pa.timestamp("s")),
+            "has the year 3170843 in data row 9, which is too far away",
+        ),
+    ],
+    ids=["times of day", "durations", "unknown zone", "far away"],
+)
+def test_values_of_time_types_that_are_no_times_are_refused(values, words):
+    with pytest.raises(DataError, match=words):
+        TimeParser(PATH, "date").parse(values, 7)
+
+
+def test_parts_of_microseconds_are_dropped():
+    values = pa.array([1_500], pa.timestamp("ns"))
+    assert TimeParser(PATH, "date").parse(values, 0)[0] == np.datetime64(1, "us")

@@ -19,8 +19,8 @@ from cellerate.data.times.patterns import (
     way_of,
     zone_advice,
 )
-from cellerate.data.times.zones import offset_name
-from cellerate.errors import DataError
+from cellerate.data.times.zones import check_zone, offset_name
+from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument, marked
 from cellerate.settings import check_choice
 
@@ -87,7 +87,7 @@ class TimeParser:
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if pa.types.is_temporal(values.type):
-            return self._stamps(values)
+            return self._stamps(values, row)
         numeric = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
         texts = values if numeric else pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
         if not len(values):
@@ -115,14 +115,35 @@ class TimeParser:
 
         return pc.replace_substring_regex(texts, WEEKDAY, "") if self._named else texts
 
-    def _stamps(self, values: Any) -> np.ndarray:
+    def _stamps(self, values: Any, row: int) -> np.ndarray:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        zone = getattr(values.type, "tz", None) or ""
         kind: Literal["date", "stamp"] = "date" if pa.types.is_date(values.type) else "stamp"
+        if kind == "stamp" and not pa.types.is_timestamp(values.type):
+            raise DataError(
+                f"{self._path}: the time column {self._column!r} holds values of type {values.type}; expected dates, "
+                f"with or without a time of day. Name the column of dates ({argument('time_column')})."
+            )
+        zone = getattr(values.type, "tz", None) or ""
+        try:
+            check_zone(zone or None)
+        except ConfigError as error:
+            raise DataError(
+                f"{self._path}: the time column {self._column!r} has the time zone {zone!r}, which is not known here. "
+                "Convert the column to UTC, or to a zone such as 'Europe/Berlin'."
+            ) from error
         self.form = TimeForm(kind, zone=_known(zone))
-        found = pc.cast(values, pa.timestamp("us", zone or None), safe=False)
+        try:
+            found = pc.cast(
+                values, options=pc.CastOptions(pa.timestamp("us", zone or None), allow_time_truncate=True)
+            )
+        except pa.ArrowInvalid as error:
+            years = np.asarray(values).astype("datetime64[Y]").astype(np.int64)
+            raise DataError(
+                f"{self._path}: the time column {self._column!r} has the year {1970 + years[np.argmax(np.abs(years))]} "
+                f"in data row {row + int(np.argmax(np.abs(years))) + 1}, which is too far away. Correct it."
+            ) from error
         return np.asarray(pc.cast(found, pa.timestamp("us"))).astype("datetime64[us]")
 
     def _settle(self, texts: Any) -> None:
