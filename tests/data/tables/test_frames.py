@@ -150,3 +150,24 @@ def test_masked_values_are_missing(as_given, dtype):
 def test_whole_numbers_beyond_64_bits_are_refused():
     with pytest.raises(DataError, match=r"the frame cannot be read as a table: .*too large"):
         as_sources({"y": [2**70, 1]})
+
+
+def test_periods_in_a_column_are_times():
+    frame = pd.DataFrame({"month": pd.period_range("2020-01", periods=5, freq="M"), "y": np.arange(5.0)})
+    data = open_series(frame, Reading(targets=["y"]))
+    assert (
+        data.times.astype("datetime64[M]").tolist() == np.arange("2020-01", "2020-06", dtype="M8[M]").tolist()
+    )
+
+
+def test_numbers_of_series_are_written_as_in_csv_files():
+    ids = np.repeat([4006381333931.0, 7.0, 2.5], 2)
+    frame = pa.table({"ean": ids, "y": np.arange(6.0)})
+    data = open_series(frame, Reading(targets=["y"], series_column="ean"))
+    assert [name for _, _, name in data.segments] == ["4006381333931", "7", "2.5"]
+
+
+def test_series_of_records_are_refused():
+    frame = pa.table({"shop": [{"a": 1}, {"a": 2}], "y": [1.0, 2.0]})
+    with pytest.raises(DataError, match=r"the series column 'shop' holds values of type struct<a: int64>"):
+        open_series(frame, Reading(targets=["y"], series_column="shop"))

@@ -182,6 +182,9 @@ def _pandas(frame: Any) -> Any:
 
     if hasattr(frame.index, "to_timestamp"):
         frame = frame.set_axis(frame.index.to_timestamp().rename(frame.index.name), axis=0)
+    # Arrow would take periods for their numbers.
+    periods = [name for name, kind in frame.dtypes.items() if str(kind).startswith("period[")]
+    frame = frame.astype(dict.fromkeys(periods, "datetime64[us]")) if periods else frame
     if frame.columns.nlevels > 1:
         # Two rows of names; the first column, which they leave out, is the index.
         levels = [
