@@ -122,6 +122,9 @@ def test_too_many_folds_are_refused_with_the_most_there_can_be(path):
         DataError, match=r"30 rows .* 9 folds of horizon 3 every 3 rows need 33 .* folds=8 is the most"
     ):
         backtest(model(), path, folds=9)
+    # A list of as many folds would not end.
+    with pytest.raises(DataError, match="folds=8 is the most"):
+        backtest(model(), path, folds=10**15)
     assert len(backtest(model(), path, folds=8).folds) == 8
 
 

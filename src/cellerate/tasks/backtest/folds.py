@@ -37,8 +37,10 @@ def fold_windows(
     found: list[tuple[int, int, str]] = []
     left_out = []
     for name, (first, stop) in ends.items():
-        begins = [stop - horizon - (folds - 1 - fold) * step for fold in range(folds)]
-        fits = [(fold, origin, name) for fold, origin in enumerate(begins) if origin - window >= first]
+        count = min(folds, max(0, (stop - first - window - horizon) // step + 1))
+        fits = [
+            (fold, stop - horizon - (folds - 1 - fold) * step, name) for fold in range(folds - count, folds)
+        ]
         found += fits
         if not fits:
             left_out.append(name)
