@@ -21,6 +21,7 @@ from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import TrainingError
 from cellerate.format import loss
 from cellerate.layers.engine.gradient_norm import GradientNorm
+from cellerate.messages import marked
 from cellerate.training.checkpoint import Checkpoint, Position, capture, restore_metrics, sync_variables
 from cellerate.training.divergence import diverged, is_far, reference_loss, remedy
 from cellerate.training.optimizers import current_learning_rate
@@ -262,8 +263,8 @@ class Conductor(keras.callbacks.Callback):
         if not math.isfinite(logs["loss"]):
             raise TrainingError(
                 f"training diverged: the loss is {logs['loss']} at step {done} of epoch "
-                f"{self.position.epoch + 1}. Try {remedy(self._settings)}. The last checkpoint and the best model so "
-                "far have not changed."
+                f"{self.position.epoch + 1}. Try {marked(remedy(self._settings))}. The last checkpoint and the best "
+                "model so far have not changed."
             )
         if self._steps(done) == 1:
             self.progress.first_loss = logs["loss"]

@@ -232,6 +232,7 @@ def test_diverged_training_exits_with_7(cellerate, here, small):
     )
     assert code == 7
     assert "diverged" in one_error(err)
+    assert "Try --clipnorm 1 or --learning-rate 0.001." in err
     assert not list(here.glob("m.keras"))
 
 
