@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -261,6 +264,14 @@ def test_help_of_all_verbs_words_the_same_option_the_same_way():
             assert "*.png or *.svg" in said, path
         for other in ("several times", "given again", "repeat it"):
             assert other not in said, (path, one.name)
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_program_runs_with_a_closed_stream(closed):
+    words = [sys.executable, "-m", "cellerate", "env"]
+    done = subprocess.run(words, capture_output=True, text=True, preexec_fn=lambda: os.close(closed))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("" if closed == 1 else "machine")
 
 
 def _verbs(command, path=()):

@@ -4,6 +4,7 @@ An installed package always has the program, even where it only runs packed mode
 missing. So this module must not import typer, as all other modules here do.
 """
 
+import os
 import signal
 import sys
 
@@ -13,6 +14,7 @@ from cellerate.machine.environment import require
 
 def start() -> None:
     """Runs the program; if it cannot, exits with the exit code of `BackendError`."""
+    _open_closed()
     try:
         for package in ("typer", "rich"):
             require(package, "cli", "the command line")
@@ -26,3 +28,10 @@ def start() -> None:
         raise SystemExit(128 + signal.SIGINT) from None
 
     main()
+
+
+def _open_closed() -> None:
+    """Open those of stdin, stdout and stderr that are closed, so that none is None and no file takes their places."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
