@@ -99,7 +99,11 @@ def damaged_model(source: Path, reason: str) -> ModelError:
 def output_error(path: Path, error: OSError) -> OutputError:
     """Turns an `OSError` from writing `path` into an error that says what to do."""
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-    return OutputError(f"cannot write {path}: {reason}.")
+    advice = ""
+    if path.is_relative_to(cache_dir()):
+        # No argument of the caller names this path.
+        advice = " Data are cached there; set CELLERATE_CACHE to a folder with room that you may write to."
+    return OutputError(f"cannot write {path}: {reason}.{advice}")
 
 
 @contextlib.contextmanager

@@ -327,3 +327,10 @@ def test_disk_that_is_full_while_reading_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(series_read.Reader, "_note", full)
     with pytest.raises(OutputError, match="disk is full"):
         opened(folder)
+
+
+def test_cache_that_cannot_be_written_is_named_with_its_variable(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text("y\n1\n2\n")
+    monkeypatch.setenv("CELLERATE_CACHE", str(tmp_path / "t.csv"))
+    with pytest.raises(OutputError, match="set CELLERATE_CACHE to a folder"):
+        open_series(tmp_path / "t.csv", Reading(targets=["y"]))

@@ -174,16 +174,10 @@ def open_text(
     entry = _open_cache(path, known)
     cached = entry is not None
     if entry is None:
-        try:
-            files.check_writable(path)
-            files.remove_unfinished(path.parent, files.ABANDONED_AFTER_S)
-            with files.atomic_write(path) as beside:
-                _encode(beside, source, known, digests)
-        except OutputError as error:
-            raise OutputError(
-                f"{error} The encoded text is cached there; "
-                "set CELLERATE_CACHE to a folder with room that you may write to."
-            ) from error
+        files.check_writable(path)
+        files.remove_unfinished(path.parent, files.ABANDONED_AFTER_S)
+        with files.atomic_write(path) as beside:
+            _encode(beside, source, known, digests)
         entry = _open_cache(path, known)
         if entry is None:
             raise OutputError(f"cannot read back {path}: the file was removed or changed meanwhile.")
