@@ -71,6 +71,26 @@ def test_train_resumed_keeps_the_counters_of_early_stopping_and_plateau(tmp_path
     assert [r["learning_rate"] for r in again.history] == rates
 
 
+def test_train_interrupted_as_it_stops_early_is_ended_by_a_resume(tmp_path):
+    common = {
+        "learning_rate": 1e-9,
+        "epochs": 12,
+        "patience": 2,
+        "validation": held_out(),
+        "optimizer": "sgd",
+    }
+    whole = run(tmp_path / "whole.keras", **common)
+    last = len(whole.history) - 1
+    cut = run(tmp_path / "cut.keras", display=StopAt(last, whole.history[last]["steps"]), **common)
+    assert (whole.status, cut.status) == ("stopped early", "interrupted")
+    again = run(tmp_path / "cut.keras", resume=True, **common)
+    assert (again.status, again.best_epoch) == ("stopped early", whole.best_epoch)
+    assert losses(tmp_path / "cut.keras") == losses(tmp_path / "whole.keras")
+    # With more patience it goes on.
+    further = run(tmp_path / "cut.keras", resume=True, **common | {"patience": 4})
+    assert len(further.history) > len(whole.history)
+
+
 def test_train_on_after_the_last_epoch_continues_the_curve(tmp_path):
     run(tmp_path / "whole.keras", epochs=3)
     run(tmp_path / "two.keras", epochs=1)

@@ -462,6 +462,10 @@ class EarlyStopping(_Resumable, keras.callbacks.EarlyStopping):
 
     counted = ("wait", "best", "best_epoch", "stopped_epoch")
 
+    def is_due(self) -> bool:
+        """True if the epochs so far, of an earlier process too, are to end the run."""
+        return bool(self._progress.counters.get(type(self).__name__, {}).get("wait", 0) >= self.patience)
+
 
 class ReduceLROnPlateau(_Resumable, keras.callbacks.ReduceLROnPlateau):
     """Keras's plateau reduction, resumable."""

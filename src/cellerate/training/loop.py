@@ -403,6 +403,10 @@ def _fit_parts(
     conductor.position = position
     # A run that only has yet to end saves without a call of `fit`, which would set it.
     conductor.set_model(trainer)
+    # A run may have been cut off between the epoch that ends it and its end.
+    cut = checkpoint is not None and not position.batch and not checkpoint.progress["finished"]
+    if cut and any(isinstance(one, EarlyStopping) and one.is_due() for one in watching):
+        return True
     parts = [(position.epoch, position.batch, position.epoch + 1)] if position.batch else []
     first_whole = position.epoch + (1 if position.batch else 0)
     if first_whole < epochs:
