@@ -5,8 +5,10 @@ import json
 import shlex
 
 import keras
+import numpy as np
 import pytest
 
+from cellerate import train_series
 from cellerate.data.settings import TableOptions
 from cellerate.models.autoencoder import build_autoencoder
 from cellerate.models.forecast import build_forecast_model
@@ -117,6 +119,26 @@ def test_options_of_a_forecaster_are_found_from_it(work_of, changed):
     assert architecture_of(work_of("series", built, quantiles=list(levels))) == told
 
 
+def test_options_of_a_forecaster_with_further_inputs_are_found_from_it(tmp_path):
+    days = np.datetime64("2024-01-01") + np.arange(80)
+    rows = [f"{day},{shop},{i % 7 + i},{i % 2}" for shop in "ab" for i, day in enumerate(days)]
+    (tmp_path / "s.csv").write_text("\n".join(["date,shop,y,promo", *rows]))
+    told = ForecastArchitecture(units=4, quantile=(0.1, 0.5, 0.9), series_embedding=2)
+    train_series(
+        tmp_path / "s.csv",
+        tmp_path / "m.keras",
+        **dataclasses.asdict(told),
+        target="y",
+        series_column="shop",
+        future="promo",
+        calendar=["weekday"],
+        window=6,
+        horizon=2,
+        epochs=1,
+    )
+    assert architecture_of(open_workload(tmp_path / "m.keras", [tmp_path / "s.csv"], seed=0)) == told
+
+
 @pytest.mark.parametrize("changed", [{}, {"dropout": 0.1}, {"decoder_dropout": 0.2}])
 def test_options_of_a_line_model_are_found_from_it(work_of, changed):
     told = AutoencoderArchitecture(**({"embedding": 4, "units": 8, "latent": 5} | changed))
@@ -140,6 +162,15 @@ def test_model_that_options_cannot_build_is_named_by_its_file(work_of, command_o
         work = work_of("text", built)
         assert architecture_of(work) is None
         assert f"--model {shlex.quote(str(tmp_path / 'm.keras'))} --length 10" in command_of(work)
+
+
+def test_command_for_a_model_of_its_own_has_its_quantiles(work_of, command_of):
+    options = work_of("series").record.payload["options"]
+    inputs = keras.Input((options["window"], len(options["feature"])))
+    outputs = keras.layers.Dense(options["horizon"] * 2)(keras.layers.LSTM(3)(inputs))
+    model = keras.Model(inputs, keras.layers.Reshape((options["horizon"], 1, 2))(outputs))
+    told = command_of(work_of("series", model, quantiles=[0.1, 0.9]))
+    assert "m.keras --quantile 0.1 --quantile 0.9 " in told
 
 
 def test_command_has_the_chosen_and_the_original_settings(work_of, command_of):

@@ -47,9 +47,12 @@ def train_command(context: Context) -> str:
     }
     words = ["cellerate", "train", work.record.task, *context.data]
     architecture = architecture_of(work)
-    words += (
-        ["--model", str(context.model_file)] if architecture is None else list(every_option(architecture))
-    )
+    if architecture is not None:
+        words += every_option(architecture)
+    else:
+        # The file of Keras does not have the quantiles.
+        quantiles = {"quantile": tuple(work.record.payload.get("quantiles", ()))}
+        words += ["--model", str(context.model_file), *differing_options(ForecastArchitecture, quantiles)]
     for kind in recorded_kinds(work.record.task):
         words += differing_options(kind, _recorded(work), chosen)
     words += differing_options(TableOptions, vars(context.settings.table))
@@ -94,7 +97,9 @@ def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
     layers, payload = list(_layers(work.model)), work.record.payload
     cell, recurrent = _recurrent(layers)
     both = any(isinstance(one, keras.layers.Bidirectional) for one in layers)
-    options, (_, window, features) = payload["options"], work.model.inputs[0].shape
+    options, inputs = payload["options"], {one.name: one.shape for one in work.model.inputs}
+    _, window, features = inputs["series"]
+    tables = [one for one in layers if isinstance(one, keras.layers.Embedding)]
     found = ForecastArchitecture(
         units=recurrent[0].units,
         layers=len(recurrent) // 2 if both else len(recurrent),
@@ -103,11 +108,13 @@ def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
         dropout=_rate(layers),
         quantile=tuple(payload["quantiles"]),
         residual=any(isinstance(one, keras.layers.Cropping1D) for one in layers),
+        series_embedding=tables[0].output_dim if tables else 0,
     )
     arguments = dataclasses.asdict(found)
     targets = list(options["target"])
     columns = [options["feature"].index(one) for one in targets] if found.residual else range(len(targets))
     quantiles = list(arguments.pop("quantile")) or None
+    known = [options["feature"].index(one) for one in options.get("future", ())]
     built = build_forecast_model(
         window,
         features,
@@ -115,6 +122,9 @@ def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
         len(targets),
         target_columns=list(columns),
         quantiles=quantiles,
+        absolute=[*known, *range(len(options["feature"]), features)],
+        future=inputs["future"][-1] if "future" in inputs else 0,
+        series=tables[0].input_dim - 1 if tables else 1,
         shared_linear=shares_map(len(targets), window, options["horizon"]),
         **arguments,
     )
