@@ -23,6 +23,7 @@ from cellerate.cli.output import (
     show,
     silence,
 )
+from cellerate.cli.tables import warnings_as_notes
 from cellerate.cli.words import in_options
 from cellerate.distributed.settings import ProcessSettings
 from cellerate.errors import CheckpointError, OutputError
@@ -203,7 +204,7 @@ def training_display(
             os.write(2, b"stopped at once: what was saved is as it was.\n")
             os._exit(INTERRUPTED)
 
-    with progress_bar(reading, quiet or not reading, in_bytes=in_bytes) as bar:
+    with progress_bar(reading, quiet or not reading, in_bytes=in_bytes) as bar, warnings_as_notes():
         try:
             yield Program()
         except OutputError as error:

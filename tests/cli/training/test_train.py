@@ -226,6 +226,23 @@ def test_ctrl_c_while_judging_says_what_is_kept_and_names_a_command_that_goes_on
     assert (code, err) == (0, "")
 
 
+def test_series_too_short_to_train_on_are_told_as_a_note(cellerate, here):
+    rows = [
+        f"2024-01-{day + 1:02},{shop},{day % 5}"
+        for shop, days in (("a", 30), ("b", 9))
+        for day in range(days)
+    ]
+    (here / "shops.csv").write_text("\n".join(["date,shop,y", *rows]))
+    options = (
+        "--target y --series-column shop --series-embedding 2 --window 6 --horizon 1 --units 4 --epochs 1"
+    )
+    code, _, err = cellerate("train", "series", "shops.csv", *options.split(), "-o", "m.keras", "-q")
+    assert (code, err) == (
+        0,
+        "the model was not trained on the series 'b': they are forecast as unknown series.\n",
+    )
+
+
 def test_diverged_training_exits_with_7(cellerate, here, small):
     code, _, err = cellerate(
         "train", "text", "t.txt", "-o", "m.keras", *small["text"], "-q", "--learning-rate", "1e38"
