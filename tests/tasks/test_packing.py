@@ -17,6 +17,7 @@ from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
 from cellerate.program import PRECISIONS
 from cellerate.tasks.packing import packed as pack_in_memory
+from support.optimization.small_models import filled
 
 pytestmark = [
     pytest.mark.keras,
@@ -212,6 +213,15 @@ def test_packed_gru_and_simple_rnn_come_back_from_their_file(tmp_path, precision
     expected = predicted(model, given)
     limit = {"float32": 1e-5, "bfloat16": 3e-2, "int8": 6e-2}[precision]
     np.testing.assert_allclose(found, expected, atol=limit * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("features", [1, 3])
+def test_packed_forecaster_of_one_target_runs_as_one_call(features):
+    model = build_forecast_model(6, features, 4, 1, units=5, residual=True, target_columns=[features - 1])
+    packed = pack_in_memory(filled(model))
+    assert "not as one call" not in str(packed.explain())
+    given = np.random.default_rng(0).normal(size=(3, 6, features)).astype("float32")
+    np.testing.assert_allclose(packed.predict(given), predicted(model, given), atol=1e-6)
 
 
 def test_packed_gru_explains_itself():

@@ -234,11 +234,27 @@ def test_sizes_that_the_core_does_not_know_are_not_taken() -> None:
     sum_ = Node("add", "sum", {"0": 0, "1": 1})
     assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (4, 3), 1: (1, 3), 2: (4, 3)}) is not None
     assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (2, 4, 3), 1: (4, 3), 2: (2, 4, 3)}) is None
+    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (7, 2, 3), 1: (1, 2, 3), 2: (7, 2, 3)}) is None
     joined = Node("concatenate", "joined", {"0": 0, "1": 1}, options={"axis": 1})
     assert cpu.sizes_of({0: x, 1: x, 2: joined}, {0: (4, 3), 1: (4, 3), 2: (8, 3)}) is not None
     assert cpu.sizes_of({0: x, 1: x, 2: joined}, {0: (4, 2, 3), 1: (4, 2, 3), 2: (8, 2, 3)}) is None
     repeated = Node("repeat_vector", "repeated", {"x": 0}, options={"n": 2})
     assert cpu.sizes_of({0: x, 1: repeated}, {0: (4, 3), 1: (2, 4, 3)}) is None
+
+
+@pytest.mark.parametrize("target", native.available_targets() if native.why_unavailable() is None else [])
+@pytest.mark.parametrize("one", [(1, 1, 1), (1, 1, 9), (7, 2, 1), (7, 2, 9)])
+@pytest.mark.parametrize("other", [(1, 1, 9), (7, 2, 1), (7, 2, 9)])
+def test_value_of_three_axes_is_stretched(one: tuple[int, ...], other: tuple[int, ...], target: str) -> None:
+    native.set_target(target)
+    merge = Node("subtract", "merge", {"0": 0, "1": 1})
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(3, *shape)).astype(np.float32) for shape in (one, other))
+    nodes = {0: Node("input", "x"), 1: Node("input", "y"), 2: merge}
+    sizes = cpu.sizes_of(nodes, {0: one, 1: other, 2: (x - y).shape[1:]})
+    made = np.full((x - y).shape, np.nan, np.float32)
+    CompiledProgram(nodes, [2], "float32").run(sizes, [x, y], [made])
+    np.testing.assert_array_equal(made, x - y)
 
 
 def test_weights_that_many_nodes_share_are_not_packed_many_times() -> None:

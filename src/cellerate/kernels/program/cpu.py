@@ -213,6 +213,16 @@ def _alike(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
     return all(each == (shape[:1] if name == "mask" else shape) for name, each in read.items())
 
 
+def _stretched(shape: Shape, read: Mapping[str, Shape]) -> bool:
+    """True if each value has the positions of the result or a single one, and its features or a single one."""
+    return all(
+        len(each) == len(shape)
+        and (each[:-1] == shape[:-1] or math.prod(each[:-1]) == 1)
+        and each[-1] in (1, shape[-1])
+        for each in read.values()
+    )
+
+
 def _last(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
     return node.options["axis"] in (-1, len(shape))
 
@@ -235,7 +245,7 @@ _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "any": lambda node, shape, read: _few_axes(shape, read),
     "positions": lambda node, shape, read: True,
     "alike": _alike,
-    "stretched": lambda node, shape, read: _few_axes(shape, read) or _alike(node, shape, read),
+    "stretched": lambda node, shape, read: _few_axes(shape, read) or _stretched(shape, read),
     "features": _last,
     "joined": lambda node, shape, read: (
         _last(node, shape, read) or (node.options["axis"] == 1 and len(shape) == 2)
