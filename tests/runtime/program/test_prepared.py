@@ -207,6 +207,7 @@ def test_prepared_calls_refuse_other_arrays(given: Any, message: str) -> None:
         ({"batch": True, "steps": 5}, "batch must be a whole number"),
         ({"steps": 2.5}, "steps must be a whole number"),
         ({}, "give steps"),
+        ({"batch": 2**40, "steps": 2**40}, r"batch=\d+ and steps=\d+ would need .* of memory"),
         ({"steps": 5, "outputs": ["z"]}, "outputs holds 'z'"),
     ],
 )

@@ -4,6 +4,7 @@ The engine caches prepared calls, so that only the first call of its kind is che
 """
 
 import dataclasses
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -187,11 +188,16 @@ def input_sizes(
         free_only: If True, `steps` applies to free sizes only, and another fixed size is not an error.
 
     Raises:
-        ConfigError: A size is not a whole number above 0, is missing, or does not fit the model.
+        ConfigError: A size is not a whole number above 0, is missing, does not fit the model, or needs more memory
+            than the machine has.
     """
-    for name, size in (("batch", batch), ("steps", steps)):
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"{argument(name)} must be a whole number from 1 on, not {size!r}.")
+    # Not at the top: loading a model does not read these modules.
+    from cellerate.format import size
+    from cellerate.machine.environment import memory_bytes
+
+    for name, count in (("batch", batch), ("steps", steps)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ConfigError(f"{argument(name)} must be a whole number from 1 on, not {count!r}.")
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, number in program.inputs.items():
         options: Any = program.nodes[number].options
@@ -209,5 +215,12 @@ def input_sizes(
         if -1 in shape:
             fix = "give steps" if timed and shape[1] == -1 else "use predict"
             raise ConfigError(f"the size of a call is not known for {text}: {fix}.")
+        needed = np.dtype(options["dtype"]).itemsize * math.prod(shape)
+        if needed > memory_bytes():
+            counts = [argument(one, count) for one, count in (("batch", batch), ("steps", steps)) if count]
+            raise ConfigError(
+                f"{' and '.join(counts)} would need {size(needed)} of memory for {text}, and this machine has "
+                f"{size(memory_bytes())}: give smaller values."
+            )
         found[name] = (tuple(shape), options["dtype"])
     return found
