@@ -141,9 +141,8 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
     };
     // Whether a merge whose kernel broadcasts can read this shape.
     const auto fits_stretched = [&](const ValueShape& read) {
-      const int64_t own = shape.positions(), positions = read.positions();
-      return fits(read) || ((read.features == 1 || read.features == shape.features) &&
-                            (stretches ? own % positions == 0 : positions == 1 || positions == own));
+      return (read.features == 1 || read.features == shape.features) &&
+             shape.positions() % read.positions() == 0;
     };
     const auto sequences = [](const ValueShape& read) { return std::max<int64_t>(read.sequences, 1); };
     need(shape.steps >= 0 && shape.features >= 1);

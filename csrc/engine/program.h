@@ -155,10 +155,11 @@ struct ProgramNode {
   bool ids = false;   // for an input: whether it holds ids
   bool cell = false;  // for a state of an LSTM: whether it is c, or else h
   // Epsilon, the value of a masked feature, the factor of scores, the axis of a concatenation, the greatest masked id,
-  // the exponent of a power, the number to compare with, or the cap of logits (0 for no cap).
+  // the exponent of a power, the number to compare with, the cap of logits (0 for no cap), or the axis of a flip.
   float number = 0;
   int64_t whole[3] = {};  // integer options; see ProgramOpRow::whole
   Function function() const { return static_cast<Function>(whole[0]); }  // for a function or compare node
+  bool flips_features() const { return number != 1; }  // for a flip node, whose number is its axis
 };
 
 [[noreturn]] void refuse_node(size_t node, const std::string& what);

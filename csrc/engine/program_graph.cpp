@@ -128,7 +128,7 @@ void CompiledProgram::link(int64_t largest_table) {
       });
     }
     // A flip of the outputs of a backward layer: the layer itself may write them in order.
-    if (node.op != ProgramOp::kFlip) continue;
+    if (node.op != ProgramOp::kFlip || node.flips_features()) continue;
     const int32_t source = node.inputs[0];
     const ProgramNode& from = nodes_[source];
     if (from.op != ProgramOp::kLstm || !from.return_sequences || !from.go_backwards ||

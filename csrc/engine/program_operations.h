@@ -188,22 +188,26 @@ class ProgramOperations {
     }
   }
 
-  // Copies steps, or some features of each step; padding becomes zeros.
+  // Copies steps, or some features of each step, or all in reverse order; padding becomes zeros.
   void move_steps(const Block& block, Index n, Index rows) {
     const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
     const ProgramOp op = nodes_[n].op;
     const Index begin = run_.call.begins[n];
     const bool of_features = op == ProgramOp::kTake && from.steps == to.steps;
+    const bool flips_features = op == ProgramOp::kFlip && nodes_[n].flips_features();
     const Range mine = block.team.share_of(to.all());
     for (Index place = mine.begin; place < mine.end; ++place) {
       Index step = place / rows;
       if (op == ProgramOp::kRepeatVector) step = 0;
       if (op == ProgramOp::kCrop || (op == ProgramOp::kTake && !of_features)) step += begin;
       if (op == ProgramOp::kPad) step -= begin;
-      if (op == ProgramOp::kFlip) step = from.steps - 1 - step;
+      if (op == ProgramOp::kFlip && !flips_features) step = from.steps - 1 - step;
       float* out = to.data + place * to.stride;
       if (step < 0 || step >= from.steps) {
         std::memset(out, 0, static_cast<size_t>(to.features) * sizeof(float));
+      } else if (flips_features) {
+        const float* x = from.at(step, place % rows);
+        for (Index i = 0; i < to.features; ++i) out[i] = x[to.features - 1 - i];
       } else {
         copy_floats(from.at(step, place % rows) + (of_features ? begin : 0), out, to.features);
       }
@@ -243,6 +247,11 @@ class ProgramOperations {
         normalise_row(from, layers_[n].factors, layers_[n].bias, node.number, to.features, out);
         continue;
       }
+      if (node.op == ProgramOp::kCumsum) {
+        float sum = 0;
+        for (Index i = 0; i < to.features; ++i) out[i] = sum += from[i];
+        continue;
+      }
       const bool chooses = node.op == ProgramOp::kMasked || node.op == ProgramOp::kWhere;
       const bool live = !chooses || values<uint8_t>(block, node.inputs[1])[row] != 0;
       for (Index first = 0; first < to.features; first += kLanes) {
@@ -271,7 +280,7 @@ class ProgramOperations {
     return (op >= ProgramOp::kAdd && op <= ProgramOp::kMinimum) || op == ProgramOp::kDivide ||
            op == ProgramOp::kCompare || op == ProgramOp::kChoose;
   }
-  // Merges values two by two; broadcasts values of one step or one feature.
+  // Merges values two by two; broadcasts values of fewer steps or one feature.
   void merge(const Block& block, Index n, Index rows) {
     const ProgramNode& node = nodes_[n];
     const Frames to = frames(block, n, rows);
@@ -281,7 +290,10 @@ class ProgramOperations {
       for (Index first = 0; first < to.features; first += kLanes) {
         const auto read = [&](int32_t input) {
           const Frames x = frames(block, node.inputs[input], rows);
-          const float* from = x.data + (x.steps == to.steps ? place : place % rows) * x.stride;
+          const Index its = x.steps == to.steps ? place
+                            : x.steps == 1      ? place % rows
+                                                : place / rows % x.steps * rows + place % rows;
+          const float* from = x.data + its * x.stride;
           if (x.features < to.features) return set(*from);
           return load_upto<Storage::kFloat32>(from, first, to.features);
         };

@@ -20,14 +20,16 @@ namespace cellerate {
 //   time: x has a time axis, and an axis option names it.
 //   features: an axis option names the last axis.
 //   positions: at most two axes before the feature axis.
-//   stretched: as any, and as alike with one more axis.
+//   stretched: each input has the positions of the result, or those of its last axes, and its features or one.
+//   flipped: an axis option names the last axis of several, or time.
 //   joined: an axis option names the last axis, or time.
 //   either: an axis option names the last axis, or the one before.
 //   swapped: an axes option swaps time and features.
 //   range: an indices option counts up by ones, along features or time.
 inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features",
                             *kPositions = "positions", *kStretched = "stretched", *kJoined = "joined",
-                            *kEither = "either", *kSwapped = "swapped", *kRange = "range";
+                            *kEither = "either", *kSwapped = "swapped", *kRange = "range",
+                            *kFlipped = "flipped";
 
 struct ProgramOpRow {
   ProgramOp op;
@@ -113,7 +115,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kReshape, .name = "reshape", .inputs = {"x"}, .shapes = kPositions},
     {.op = ProgramOp::kRepeatVector, .name = "repeat_vector", .inputs = {"x"}},
     {.op = ProgramOp::kCrop, .name = "crop", .inputs = {"x"}, .shapes = kTime},
-    {.op = ProgramOp::kFlip, .name = "flip", .inputs = {"x"}, .shapes = kTime},
+    {.op = ProgramOp::kFlip, .name = "flip", .inputs = {"x"}, .number = "axis", .shapes = kFlipped},
     {.op = ProgramOp::kMeanOverTime, .name = "mean_over_time", .inputs = {"x", "mask?"}, .shapes = kTime},
     {.op = ProgramOp::kMaxOverTime, .name = "max_over_time", .inputs = {"x"}, .shapes = kTime},
     {.op = ProgramOp::kDropout, .name = "dropout", .inputs = {"x"}, .predicts = false},
@@ -121,7 +123,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
     {.op = ProgramOp::kStepDropout, .name = "step_dropout", .inputs = {"x"}, .predicts = false},
     // Any operation that only moves numbers: each number of the result is a number of x.
     {.op = ProgramOp::kGather, .name = "gather", .inputs = {"x"}, .predicts = false},
-    {.op = ProgramOp::kCumsum, .name = "cumsum", .inputs = {"x"}, .shapes = kFeatures, .predicts = false},
+    {.op = ProgramOp::kCumsum, .name = "cumsum", .inputs = {"x"}, .shapes = kFeatures},
     {.op = ProgramOp::kBatchNorm,
      .name = "batch_norm",
      .inputs = {"x", "mask?"},

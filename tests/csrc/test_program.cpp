@@ -98,6 +98,7 @@ Graph everything(int64_t T) {
   const int32_t backward = graph.lstm(rows, E, H, mask);
   graph.nodes.back().go_backwards = true;
   const int32_t flipped = graph.add(ProgramOp::kFlip, {backward}, {T, H});
+  graph.nodes.back().number = 1;
   const int32_t both = graph.add(ProgramOp::kConcatenate, {forward, flipped}, {T, 2 * H});
   const int32_t first = graph.lstm(both, 2 * H, H);
   const int32_t second = graph.lstm(first, H, H);
@@ -133,6 +134,7 @@ Graph everything(int64_t T) {
   const int32_t mean = graph.add(ProgramOp::kMeanOverTime, {second, mask}, {0, H});
   const int32_t most = graph.add(ProgramOp::kMaxOverTime, {joined}, {0, 6 * H});
   const int32_t restored = graph.add(ProgramOp::kFlip, {active}, {T, 6 * H});
+  graph.nodes.back().number = 1;
   graph.outputs = {head, mean, most, restored, h, both};
   return graph;
 }

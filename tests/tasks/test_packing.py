@@ -215,9 +215,13 @@ def test_packed_gru_and_simple_rnn_come_back_from_their_file(tmp_path, precision
     np.testing.assert_allclose(found, expected, atol=limit * np.abs(expected).max(), rtol=0)
 
 
-@pytest.mark.parametrize("features", [1, 3])
-def test_packed_forecaster_of_one_target_runs_as_one_call(features):
-    model = build_forecast_model(6, features, 4, 1, units=5, residual=True, target_columns=[features - 1])
+@pytest.mark.parametrize("quantiles", [None, (0.1, 0.5, 0.8, 0.9)])
+@pytest.mark.parametrize(("features", "targets"), [(1, 1), (3, 1), (3, 2), (2, 2)])
+def test_packed_forecaster_runs_as_one_call(features, targets, quantiles):
+    columns = range(features - targets, features)
+    model = build_forecast_model(
+        6, features, 4, targets, units=5, residual=True, target_columns=list(columns), quantiles=quantiles
+    )
     packed = pack_in_memory(filled(model))
     assert "not as one call" not in str(packed.explain())
     given = np.random.default_rng(0).normal(size=(3, 6, features)).astype("float32")

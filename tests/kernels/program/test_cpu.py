@@ -221,8 +221,7 @@ def test_nan_stays_in_its_row() -> None:
         ([Node("input", "x", options={"shape": (-1, 3, 2, 2, 2), "dtype": "float32"})], False),
         ([Node("permute", "p", {"x": 0}, options={"axes": (2, 1)})], True),
         ([Node("permute", "p", {"x": 0}, options={"axes": (1, 3, 2)})], False),
-        ([Node("flip", "f", {"x": 0}, options={"axis": 2})], False),
-        ([Node("flip", "f", {"x": 0}, options={"axis": 1})], True),
+        ([Node("crop", "c", {"x": 0}, options={"axis": 2})], False),
     ],
 )
 def test_program_that_the_core_does_not_know_is_not_taken(nodes: Sequence[Node], takes: bool) -> None:
@@ -233,8 +232,16 @@ def test_sizes_that_the_core_does_not_know_are_not_taken() -> None:
     x = Node("input", "x", options={"shape": (-1, -1, 3), "dtype": "float32"})
     sum_ = Node("add", "sum", {"0": 0, "1": 1})
     assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (4, 3), 1: (1, 3), 2: (4, 3)}) is not None
-    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (2, 4, 3), 1: (4, 3), 2: (2, 4, 3)}) is None
-    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (7, 2, 3), 1: (1, 2, 3), 2: (7, 2, 3)}) is None
+    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (2, 4, 3), 1: (4, 3), 2: (2, 4, 3)}) is not None
+    assert cpu.sizes_of({0: x, 1: x, 2: sum_}, {0: (7, 2, 3), 1: (7, 1, 3), 2: (7, 2, 3)}) is None
+    for shape, axis, takes in (
+        ((4, 3), 1, True),
+        ((4, 3), 2, True),
+        ((2, 4, 3), 3, True),
+        ((2, 4, 3), 2, False),
+    ):
+        flip = Node("flip", "flip", {"x": 0}, options={"axis": axis})
+        assert (cpu.sizes_of({0: x, 1: flip}, {0: shape, 1: shape}) is not None) == takes
     joined = Node("concatenate", "joined", {"0": 0, "1": 1}, options={"axis": 1})
     assert cpu.sizes_of({0: x, 1: x, 2: joined}, {0: (4, 3), 1: (4, 3), 2: (8, 3)}) is not None
     assert cpu.sizes_of({0: x, 1: x, 2: joined}, {0: (4, 2, 3), 1: (4, 2, 3), 2: (8, 2, 3)}) is None
@@ -243,18 +250,45 @@ def test_sizes_that_the_core_does_not_know_are_not_taken() -> None:
 
 
 @pytest.mark.parametrize("target", native.available_targets() if native.why_unavailable() is None else [])
-@pytest.mark.parametrize("one", [(1, 1, 1), (1, 1, 9), (7, 2, 1), (7, 2, 9)])
-@pytest.mark.parametrize("other", [(1, 1, 9), (7, 2, 1), (7, 2, 9)])
-def test_value_of_three_axes_is_stretched(one: tuple[int, ...], other: tuple[int, ...], target: str) -> None:
+@pytest.mark.parametrize("one", [(1, 1, 1), (1, 1, 9), (1, 2, 1), (2, 9), (9,), (7, 2, 1), (7, 2, 9)])
+@pytest.mark.parametrize("other", [(1, 1, 9), (1, 2, 9), (7, 2, 1), (7, 2, 9)])
+def test_value_is_stretched_along_its_first_axes(
+    one: tuple[int, ...], other: tuple[int, ...], target: str
+) -> None:
     native.set_target(target)
     merge = Node("subtract", "merge", {"0": 0, "1": 1})
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(3, *shape)).astype(np.float32) for shape in (one, other))
+    right = x.reshape(3, *(1,) * (len(other) - len(one)), *one) - y
     nodes = {0: Node("input", "x"), 1: Node("input", "y"), 2: merge}
-    sizes = cpu.sizes_of(nodes, {0: one, 1: other, 2: (x - y).shape[1:]})
-    made = np.full((x - y).shape, np.nan, np.float32)
+    sizes = cpu.sizes_of(nodes, {0: one, 1: other, 2: right.shape[1:]})
+    made = np.full(right.shape, np.nan, np.float32)
     CompiledProgram(nodes, [2], "float32").run(sizes, [x, y], [made])
-    np.testing.assert_array_equal(made, x - y)
+    np.testing.assert_array_equal(made, right)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 1), (4, 19), (3, 4, 5)])
+def test_features_are_summed_and_flipped(shape: tuple[int, ...]) -> None:
+    axis = len(shape)
+    x = np.random.default_rng(0).normal(size=(3, *shape)).astype(np.float32)
+    right = {"cumsum": np.cumsum(x, axis=-1)} | ({"flip": x[..., ::-1]} if axis > 1 else {})
+    for op, expected in right.items():
+        nodes = {0: Node("input", "x"), 1: Node(op, "y", {"x": 0}, options={"axis": axis})}
+        made = np.full(x.shape, np.nan, np.float32)
+        sizes = cpu.sizes_of(nodes, {0: shape, 1: shape})
+        CompiledProgram(nodes, [1], "float32").run(sizes, [x], [made])
+        np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_outputs_of_a_backward_layer_are_flipped_along_the_axis(axis: int) -> None:
+    graph = Graph()
+    layer = graph.lstm(graph.input("x", -1, 3), "lstm", 3, 4, go_backwards=True)
+    both = Both(graph.program(y=graph.add("flip", "flip", {"x": layer}, axis=axis)))
+    given = inputs_of(both.program, 5, 6)
+    right = both.interpreted(given)
+    for number, found in both.run(given).items():
+        assert_near(found, right[number])
 
 
 def test_weights_that_many_nodes_share_are_not_packed_many_times() -> None:

@@ -214,13 +214,10 @@ def _alike(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
 
 
 def _stretched(shape: Shape, read: Mapping[str, Shape]) -> bool:
-    """True if each value has the positions of the result or a single one, and its features or a single one."""
-    return all(
-        len(each) == len(shape)
-        and (each[:-1] == shape[:-1] or math.prod(each[:-1]) == 1)
-        and each[-1] in (1, shape[-1])
-        for each in read.values()
-    )
+    """True if each value has the positions of the result, or those of its last axes, and its features or one."""
+    own = shape[:-1]
+    fitting = [(1,) * axis + own[axis:] for axis in range(len(shape))]
+    return all((1,) * (len(shape) - len(each)) + each[:-1] in fitting for each in read.values())
 
 
 def _last(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
@@ -245,7 +242,8 @@ _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "any": lambda node, shape, read: _few_axes(shape, read),
     "positions": lambda node, shape, read: True,
     "alike": _alike,
-    "stretched": lambda node, shape, read: _few_axes(shape, read) or _stretched(shape, read),
+    "stretched": lambda node, shape, read: _stretched(shape, read),
+    "flipped": lambda node, shape, read: len(shape) > 1 and _TAKEN["joined"](node, shape, read),
     "features": _last,
     "joined": lambda node, shape, read: (
         _last(node, shape, read) or (node.options["axis"] == 1 and len(shape) == 2)
