@@ -1,4 +1,4 @@
-"""The structures in which a batch may hold the inputs of a model."""
+"""The structures in which a batch may hold the inputs, targets and sample weights of a model."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from cellerate.layers.engine.batches import Misfit, for_each_input
+from cellerate.layers.engine.batches import Misfit, Outputs, for_each_input, for_each_output, weights_for_each
 from cellerate.layers.engine.seam import reasons_of
 from support.keras_models.engine_models import compiled
 from support.keras_models.sparse import sparse_tensor
@@ -97,3 +97,75 @@ def test_bfloat16_batches_of_torch_train_like_float32() -> None:
 def test_inputs_in_another_structure_are_left_to_keras(structure: Any, values: Any) -> None:
     with pytest.raises(Misfit, match="expected inputs named"):
         for_each_input(values, structure, ("a", "b"))
+
+
+def two_outputs(structure: Any) -> keras.Model:
+    series = keras.Input((5, 3))
+    state = layers.LSTM(4)(series)
+    return keras.Model(series, structure(*(layers.Dense(1, name=name)(state) for name in "uv")))
+
+
+DICTIONARY, LIST = (lambda u, v: {"u": u, "v": v}), (lambda u, v: [u, v])
+NESTED, ONLY = (lambda u, v: {"u": [u], "v": v}), (lambda u, v: u)
+
+
+@pytest.mark.parametrize(
+    ("structure", "targets"),
+    [
+        (DICTIONARY, {"a": 1, "b": 2}),
+        (DICTIONARY, {"u": [1], "v": 2}),
+        (LIST, {"a": 1, "b": 2}),
+        (LIST, [{"u": 1}, 2]),
+        (LIST, 1),
+        (NESTED, {"v": 1, "u": 2}),
+    ],
+)
+def test_targets_in_another_structure_are_left_to_keras(structure: Any, targets: Any) -> None:
+    with pytest.raises(Misfit):
+        for_each_output(targets, Outputs(two_outputs(structure)))
+
+
+@pytest.mark.parametrize(
+    ("structure", "weights"),
+    [
+        (DICTIONARY, {"u": 1}),
+        (DICTIONARY, {"a": 1, "b": 2}),
+        (DICTIONARY, [1, 2]),
+        (LIST, {"u": 1, "v": 2}),
+        (LIST, [1]),
+        (ONLY, {"u": 1}),
+        (ONLY, [None]),
+    ],
+)
+def test_sample_weights_in_another_structure_are_left_to_keras(structure: Any, weights: Any) -> None:
+    with pytest.raises(Misfit):
+        weights_for_each(weights, Outputs(two_outputs(structure)))
+
+
+@pytest.mark.parametrize(
+    ("structure", "values"),
+    [(DICTIONARY, {"v": 2, "u": 1}), (LIST, (1, 2)), (NESTED, {"v": 2, "u": [1]})],
+)
+def test_targets_and_weights_in_the_structure_of_the_outputs_reach_their_outputs(
+    structure: Any, values: Any
+) -> None:
+    outputs = Outputs(two_outputs(structure))
+    assert for_each_output(values, outputs) == weights_for_each(values, outputs) == [1, 2]
+    assert for_each_output([1, 2], outputs) == [1, 2]
+    assert weights_for_each(3, outputs) == [3, 3]
+
+
+@pytest.mark.usefixtures("misfits")
+@pytest.mark.parametrize("name", ["u", "v"])
+def test_weights_of_one_output_alone_are_refused_as_in_keras(name: str) -> None:
+    model = compiled(two_outputs(DICTIONARY), "require", optimizer="sgd", loss="mse")
+    with pytest.raises(KeyError):
+        model.train_on_batch(SERIES, {"u": Y, "v": Y}, {name: np.ones(12)})
+
+
+@pytest.mark.usefixtures("misfits")
+def test_named_weights_of_a_sequential_model_get_the_error_of_keras() -> None:
+    model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4), layers.Dense(1, name="u")])
+    made = compiled(model, "require", optimizer="sgd", loss="mse")
+    with pytest.raises((ValueError, TypeError)):
+        made.fit(SERIES, Y, sample_weight={"u": np.ones(12)}, verbose=0)

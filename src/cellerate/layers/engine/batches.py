@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras.src import tree
 
+from cellerate.keras_graph.graph import functional_graph
 from cellerate.kernels.training import cpu
 from cellerate.layers.engine.losses import Objective
 
@@ -46,33 +47,57 @@ def _paths(structure: Any) -> list[Any]:
     return [path for path, _ in tree.flatten_with_path(structure)]
 
 
-def for_each_output(values: Any, model: keras.Model, count: int) -> list[Any]:
+class Outputs:
+    """The outputs of a model, whose structure the targets and sample weights of a batch may have.
+
+    Attributes:
+        names: Their names; empty if Keras knows none.
+        paths: The path to each output.
+        named: Whether they are a dictionary.
+        nested: Whether they are in a structure, even if it has only one.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        graph: Any = functional_graph(model)
+        structure = graph._outputs_struct
+        self.names: list[str] = list(getattr(model, "output_names", None) or [])
+        self.paths = _paths(structure)
+        self.named = isinstance(structure, Mapping)
+        self.nested = tree.is_nested(structure)
+
+
+def for_each_output(values: Any, outputs: Outputs) -> list[Any]:
     """The targets of a batch, one for each output."""
-    if isinstance(values, np.ndarray) and count == 1:
-        return [values]
-    if isinstance(values, Mapping) and not isinstance(model._outputs_struct, Mapping):
-        names = list(model.output_names)
-        if set(values) != set(names):
-            raise Misfit(f"expected targets named {sorted(names)}, got {sorted(values)}")
-        values = [values[name] for name in names]
-    flat = list(tree.flatten(values))
+    if isinstance(values, Mapping) and not outputs.named:
+        if set(values) != set(outputs.names):
+            raise Misfit(f"expected targets named {sorted(outputs.names)}, got {sorted(values)}")
+        values = [values[name] for name in outputs.names]
+    pairs = tree.flatten_with_path(values) if tree.is_nested(values) else [((), values)]
+    flat = [value for _, value in pairs]
+    is_list = not isinstance(values, Mapping) and all(len(path) < 2 for path, _ in pairs)
+    if not is_list and [path for path, _ in pairs] != outputs.paths:
+        # Keras refuses them, or finds another order for them.
+        raise Misfit("the targets have another structure than the outputs")
+    count = len(outputs.paths)
     if len(flat) != count or any(one is None for one in flat):
         raise Misfit(f"expected targets for {count} outputs, got {sum(one is not None for one in flat)}")
     return flat
 
 
-def weights_for_each(sample_weight: Any, model: keras.Model, count: int) -> list[Any]:
+def weights_for_each(sample_weight: Any, outputs: Outputs) -> list[Any]:
     """The sample weights of a batch for each output; None for an output without weights."""
-    if sample_weight is None:
-        return [None] * count
-    if isinstance(sample_weight, Mapping) and not isinstance(model._outputs_struct, Mapping):
-        sample_weight = [sample_weight.get(name) for name in model.output_names]
-    flat = list(tree.flatten(sample_weight))
-    if len(flat) == 1:
-        return flat * count
-    if len(flat) != count:
-        raise Misfit(f"expected sample weights for {count} outputs, got {len(flat)}")
-    return flat
+    count = len(outputs.paths)
+    if not tree.is_nested(sample_weight):
+        return [sample_weight] * count
+    flat = tree.flatten(sample_weight)
+    # Keras accepts a list of one for a model's only output.
+    expected = outputs.paths if outputs.nested else [(0,)]
+    if _paths(sample_weight) != expected or all(one is None for one in flat):
+        raise Misfit("the sample weights have another structure than the outputs")
+    return list(flat)
 
 
 def compared_with(

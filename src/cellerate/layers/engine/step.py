@@ -11,6 +11,7 @@ from cellerate.keras_graph.graph import functional_graph
 from cellerate.kernels.training import cpu
 from cellerate.layers.engine.batches import (
     Misfit,
+    Outputs,
     compared_with,
     for_each_input,
     for_each_output,
@@ -101,6 +102,7 @@ class EngineStep:
         self._observer = Observer(parts.observed, self._activations) if parts.observed else None
         functional: Any = functional_graph(model)
         self._inputs_structure = functional._inputs_struct
+        self._outputs = Outputs(model)
         self._declared = [tensor.dtype for tensor in functional.inputs]
         self._sizes: dict[Any, Any] = {}
         self._nodes = [
@@ -236,8 +238,8 @@ class EngineStep:
         inputs = self._inputs(x)
         rows = len(inputs[0])
         sizes, shapes = self._sizes_of(tuple(array.shape for array in inputs))
-        targets = for_each_output(y, self._model, len(shapes))
-        weights = weights_for_each(sample_weight, self._model, len(shapes))
+        targets = for_each_output(y, self._outputs)
+        weights = weights_for_each(sample_weight, self._outputs)
         compared = [
             compared_with(
                 one, targets[one.output], weights[one.output], (rows, *shapes[one.output]), logits >= 0
