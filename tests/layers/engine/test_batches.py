@@ -92,6 +92,7 @@ def test_bfloat16_batches_of_torch_train_like_float32() -> None:
         ([0, 0], {"a": 1}),
         ({"a": 0, "b": 0}, {"a": 1, "b": 2, "c": 3}),
         ({"a": [0], "b": 0}, {"a": 1, "b": 2}),
+        ({"b": 0, "a": 0}, [1, 2]),
     ],
 )
 def test_inputs_in_another_structure_are_left_to_keras(structure: Any, values: Any) -> None:
@@ -169,3 +170,15 @@ def test_named_weights_of_a_sequential_model_get_the_error_of_keras() -> None:
     made = compiled(model, "require", optimizer="sgd", loss="mse")
     with pytest.raises((ValueError, TypeError)):
         made.fit(SERIES, Y, sample_weight={"u": np.ones(12)}, verbose=0)
+
+
+@pytest.mark.usefixtures("misfits")
+def test_list_for_inputs_that_are_not_in_the_order_of_their_keys_is_refused_as_in_keras() -> None:
+    second, first = keras.Input((5, 3), name="second"), keras.Input((5, 3), name="first")
+    states = [layers.LSTM(units)(series) for units, series in ((2, second), (3, first))]
+    outputs = layers.Dense(1)(layers.Concatenate()(states))
+    source = keras.Model({"second": second, "first": first}, outputs)
+    model = compiled(source, "require", optimizer="sgd", loss="mse")
+    model.train_on_batch({"second": SERIES, "first": SERIES}, Y)
+    with pytest.raises(ValueError, match="structure of `inputs` doesn't match"):
+        model.train_on_batch([SERIES, -SERIES], Y)

@@ -28,6 +28,9 @@ def for_each_input(values: Any, structure: Any, names: Sequence[str]) -> list[An
     if isinstance(values, np.ndarray):
         return [values]
     if not isinstance(values, Mapping):
+        if isinstance(structure, Mapping) and list(structure) != sorted(structure):
+            # Keras refuses them, for it orders inputs by their keys, and a caller by their definition.
+            raise Misfit(f"expected inputs named {sorted(names)}, got a {type(values).__name__}")
         return list(tree.flatten(values))
     if not isinstance(structure, Mapping):
         # Like Keras, ignore other values.
