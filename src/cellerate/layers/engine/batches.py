@@ -74,6 +74,8 @@ class Outputs:
 
 def for_each_output(values: Any, outputs: Outputs) -> list[Any]:
     """The targets of a batch, one for each output."""
+    if isinstance(values, np.ndarray) and len(outputs.paths) == 1:
+        return [values]
     if isinstance(values, Mapping) and not outputs.named:
         if set(values) != set(outputs.names):
             raise Misfit(f"expected targets named {sorted(outputs.names)}, got {sorted(values)}")
@@ -93,7 +95,7 @@ def for_each_output(values: Any, outputs: Outputs) -> list[Any]:
 def weights_for_each(sample_weight: Any, outputs: Outputs) -> list[Any]:
     """The sample weights of a batch for each output; None for an output without weights."""
     count = len(outputs.paths)
-    if not tree.is_nested(sample_weight):
+    if sample_weight is None or not tree.is_nested(sample_weight):
         return [sample_weight] * count
     flat = tree.flatten(sample_weight)
     # Keras accepts a list of one for a model's only output.
