@@ -218,6 +218,7 @@ std::vector<ProgramNode> nodes_of(const std::vector<PassedNode>& passed) {
     node.masked_output = named<MaskedOutput>("masked_output", std::get<3>(codes), kMaskedOutputNames);
     std::tie(node.go_backwards, node.return_sequences, node.ids, node.cell) = flags;
     node.number = number;
+    if (node.op == ProgramOp::kTake) node.taken = whole;
     std::copy_n(whole.begin(), std::min(whole.size(), std::size(node.whole)), node.whole);
   }
   return graph;

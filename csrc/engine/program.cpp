@@ -232,9 +232,11 @@ void check_shapes(const std::vector<ProgramNode>& nodes, const ValueShape* shape
              begins[n] <= shape.steps - of(0).steps);
         break;
       case ProgramOp::kTake: {
-        const bool of_features = shape.steps == of(0).steps;
-        need(begins[n] >= 0 && (of_features || shape.features == of(0).features) &&
-             begins[n] <= (of_features ? of(0).features - shape.features : of(0).steps - shape.steps));
+        const bool of_features = begins[n] != 0;
+        const int64_t size = of_features ? of(0).features : of(0).steps;
+        need(static_cast<int64_t>(node.taken.size()) == (of_features ? shape.features : shape.steps) &&
+             (of_features ? shape.steps == of(0).steps : shape.features == of(0).features) &&
+             std::ranges::all_of(node.taken, [&](int64_t entry) { return entry >= -size && entry < size; }));
         break;
       }
       case ProgramOp::kMeanOverTime:

@@ -158,6 +158,8 @@ struct ProgramNode {
   // the exponent of a power, the number to compare with, the cap of logits (0 for no cap), or the axis of a flip.
   float number = 0;
   int64_t whole[3] = {};  // integer options; see ProgramOpRow::whole
+  // For a take: the entries of x, from 0 on, or from -1 backwards.
+  std::vector<int64_t> taken;
   Function function() const { return static_cast<Function>(whole[0]); }  // for a function or compare node
   bool flips_features() const { return number != 1; }  // for a flip node, whose number is its axis
 };

@@ -262,8 +262,9 @@ class ProgramJob : AttentionOperations {
       case ProgramOp::kCrop:
       case ProgramOp::kFlip:
       case ProgramOp::kPad:
-      case ProgramOp::kTake:
         return move_steps(block, n, rows);
+      case ProgramOp::kTake:
+        return take_entries(block, n, rows);
       case ProgramOp::kWindows:
         return gather_windows(block, n, rows);
       case ProgramOp::kMaxPool:

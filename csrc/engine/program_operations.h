@@ -188,18 +188,17 @@ class ProgramOperations {
     }
   }
 
-  // Copies steps, or some features of each step, or all in reverse order; padding becomes zeros.
+  // Copies steps, or all features of each step in reverse order; padding becomes zeros.
   void move_steps(const Block& block, Index n, Index rows) {
     const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
     const ProgramOp op = nodes_[n].op;
     const Index begin = run_.call.begins[n];
-    const bool of_features = op == ProgramOp::kTake && from.steps == to.steps;
     const bool flips_features = op == ProgramOp::kFlip && nodes_[n].flips_features();
     const Range mine = block.team.share_of(to.all());
     for (Index place = mine.begin; place < mine.end; ++place) {
       Index step = place / rows;
       if (op == ProgramOp::kRepeatVector) step = 0;
-      if (op == ProgramOp::kCrop || (op == ProgramOp::kTake && !of_features)) step += begin;
+      if (op == ProgramOp::kCrop) step += begin;
       if (op == ProgramOp::kPad) step -= begin;
       if (op == ProgramOp::kFlip && !flips_features) step = from.steps - 1 - step;
       float* out = to.data + place * to.stride;
@@ -209,8 +208,27 @@ class ProgramOperations {
         const float* x = from.at(step, place % rows);
         for (Index i = 0; i < to.features; ++i) out[i] = x[to.features - 1 - i];
       } else {
-        copy_floats(from.at(step, place % rows) + (of_features ? begin : 0), out, to.features);
+        copy_floats(from.at(step, place % rows), out, to.features);
       }
+    }
+  }
+
+  // Copies some entries along features or time.
+  void take_entries(const Block& block, Index n, Index rows) {
+    const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const int64_t* taken = nodes_[n].taken.data();
+    const bool of_features = run_.call.begins[n] != 0;
+    const Index size = of_features ? from.features : from.steps;
+    const auto entry = [&](Index i) { return taken[i] < 0 ? taken[i] + size : taken[i]; };
+    const Range mine = block.team.share_of(to.all());
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      float* out = to.data + place * to.stride;
+      if (!of_features) {
+        copy_floats(from.at(entry(place / rows), place % rows), out, to.features);
+        continue;
+      }
+      const float* x = from.data + place * from.stride;
+      for (Index i = 0; i < to.features; ++i) out[i] = x[entry(i)];
     }
   }
 

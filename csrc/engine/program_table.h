@@ -25,10 +25,10 @@ namespace cellerate {
 //   joined: an axis option names the last axis, or time.
 //   either: an axis option names the last axis, or the one before.
 //   swapped: an axes option swaps time and features.
-//   range: an indices option counts up by ones, along features or time.
+//   taken: an axis option names the last axis, or time.
 inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features",
                             *kPositions = "positions", *kStretched = "stretched", *kJoined = "joined",
-                            *kEither = "either", *kSwapped = "swapped", *kRange = "range",
+                            *kEither = "either", *kSwapped = "swapped", *kTaken = "taken",
                             *kFlipped = "flipped";
 
 struct ProgramOpRow {
@@ -40,7 +40,7 @@ struct ProgramOpRow {
   const char* inputs[5] = {};
   const char* arrays[3] = {};    // ProgramNode's kernel, recurrent_kernel and bias
   const char* number = nullptr;  // the option that is ProgramNode::number
-  const char* whole[3] = {};     // the options that are ProgramNode::whole, in order
+  const char* whole[3] = {};     // the options that are ProgramNode::whole, in order, or ProgramNode::taken
   const char* shapes = kAnyShapes;
   bool trains = true;    // whether training steps compute it and its gradient
   bool predicts = true;  // whether packed models compute it
@@ -182,7 +182,12 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .shapes = kStretched},
     {.op = ProgramOp::kChoose, .name = "choose", .inputs = {"0", "1", "2"}, .shapes = kStretched},
     {.op = ProgramOp::kPad, .name = "pad", .inputs = {"x"}, .shapes = kTime},
-    {.op = ProgramOp::kTake, .name = "take", .inputs = {"x"}, .shapes = kRange, .trains = false},
+    {.op = ProgramOp::kTake,
+     .name = "take",
+     .inputs = {"x"},
+     .whole = {"indices"},
+     .shapes = kTaken,
+     .trains = false},
     // Other names for the same kernels.
     {.op = ProgramOp::kReshape, .name = "flatten_steps", .inputs = {"x"}, .shapes = kPositions},
     {.op = ProgramOp::kDense,

@@ -216,11 +216,10 @@ def test_packed_gru_and_simple_rnn_come_back_from_their_file(tmp_path, precision
 
 
 @pytest.mark.parametrize("quantiles", [None, (0.1, 0.5, 0.8, 0.9)])
-@pytest.mark.parametrize(("features", "targets"), [(1, 1), (3, 1), (3, 2), (2, 2)])
-def test_packed_forecaster_runs_as_one_call(features, targets, quantiles):
-    columns = range(features - targets, features)
+@pytest.mark.parametrize(("features", "columns"), [(1, [0]), (3, [2]), (3, [1, 2]), (2, [0, 1]), (3, [2, 0])])
+def test_packed_forecaster_runs_as_one_call(features, columns, quantiles):
     model = build_forecast_model(
-        6, features, 4, targets, units=5, residual=True, target_columns=list(columns), quantiles=quantiles
+        6, features, 4, len(columns), units=5, residual=True, target_columns=columns, quantiles=quantiles
     )
     packed = pack_in_memory(filled(model))
     assert "not as one call" not in str(packed.explain())

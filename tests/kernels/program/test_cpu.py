@@ -280,6 +280,29 @@ def test_features_are_summed_and_flipped(shape: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(made, expected)
 
 
+@pytest.mark.parametrize("indices", [(0,), (-1,), (1, 2, 3), (3, 1, 1, -4), (0, 2, 1, 3, 0)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4,), 1), ((5, 4), 2), ((5, 4), -1), ((4, 3), 1), ((2, 3, 4), 3)]
+)
+def test_any_entries_are_taken(shape: tuple[int, ...], axis: int, indices: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).normal(size=(3, *shape)).astype(np.float32)
+    right = np.take(x, indices, axis)
+    nodes = {
+        0: Node("input", "x"),
+        1: Node("take", "y", {"x": 0}, options={"indices": indices, "axis": axis}),
+    }
+    made = np.full(right.shape, np.nan, np.float32)
+    sizes = cpu.sizes_of(nodes, {0: shape, 1: right.shape[1:]})
+    program = CompiledProgram(nodes, [1], "float32")
+    program.run(sizes, [x], [made])
+    np.testing.assert_array_equal(made, right)
+    fewer = tuple(3 if size == 4 else size for size in shape)
+    short = np.zeros((3, *fewer), np.float32)
+    if not {*indices} <= {0, -1, 1, 2}:
+        with pytest.raises(ValueError, match="shapes of its inputs"):
+            program.run(cpu.sizes_of(nodes, {0: fewer, 1: right.shape[1:]}), [short], [made])
+
+
 @pytest.mark.parametrize("axis", [1, 2])
 def test_outputs_of_a_backward_layer_are_flipped_along_the_axis(axis: int) -> None:
     graph = Graph()

@@ -197,11 +197,9 @@ def _begin(node: Node, read: Mapping[str, Shape]) -> int:
         return range(read["x"][0])[options["begin"] :].start if options["begin"] else 0
     if node.op == "pad":
         return int(options["before"])
-    if node.op == "take":
-        return _taken(node, read["x"])[0]
     if "padding" in options:
         return window_steps(node, read["x"][-2])[1]
-    return int(node.op in _ALONG and options["axis"] == len(read["x"]))
+    return int(node.op in _ALONG and options["axis"] in (-1, len(read["x"])))
 
 
 def _few_axes(shape: Shape, read: Mapping[str, Shape]) -> bool:
@@ -224,19 +222,6 @@ def _last(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
     return node.options["axis"] in (-1, len(shape))
 
 
-def _taken(node: Node, x: Shape) -> list[int]:
-    """The indices that a node takes along its axis, counted from the front."""
-    options = node.options
-    axis: int = options["axis"]
-    size = x[axis - 1 if axis > 0 else axis + len(x)]
-    return [index % size for index in options["indices"]]
-
-
-def _is_range(node: Node, x: Shape) -> bool:
-    taken, axis = _taken(node, x), node.options["axis"]
-    return (axis in (-1, len(x)) or len(x) == 2) and taken == list(range(taken[0], taken[0] + len(taken)))
-
-
 # The rules that rows name, which `csrc/engine/program_table.h` explains.
 _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "any": lambda node, shape, read: _few_axes(shape, read),
@@ -251,10 +236,10 @@ _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "time": lambda node, shape, read: len(read["x"]) == 2 and _few_axes(shape, read),
     "either": lambda node, shape, read: node.options["axis"] in (len(read["x"]), max(len(read["x"]) - 1, 1)),
     "swapped": lambda node, shape, read: True,
-    "range": lambda node, shape, read: _is_range(node, read["x"]),
+    "taken": lambda node, shape, read: _last(node, shape, read) or len(shape) == 2,
 }
 _SWAPPED = (2, 1)
-_ALONG = ("sum", "mean", "max", "min", "softmax")
+_ALONG = ("sum", "mean", "max", "min", "softmax", "take")
 
 
 def takes(nodes: Collection[Node]) -> bool:
