@@ -169,6 +169,25 @@ def test_unknown_frequency_is_refused(text):
         parse_frequency(text)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "another"),
+    [
+        ("hour", "day", True),
+        ("hour", "2 hours", True),
+        ("day", "month", True),
+        ("month", "quarter", True),
+        ("hour", "60min", False),
+        ("day", "business-day", False),
+        ("trading-day", "business-day", False),
+        ("month", "30 days", False),
+    ],
+)
+def test_other_steps_are_another_frequency(one, other, another):
+    found = [parse_frequency(text) for text in (one, other)]
+    assert found[0].is_another(found[1]) == found[1].is_another(found[0]) == another
+    assert not found[0].is_another(Frequency("number", 1e9))
+
+
 def test_named_frequency_takes_its_day_from_the_times():
     inside = np.ones(1, bool)
     assert settled(parse_frequency("month"), times("2020-01-31", "2020-02-29"), inside, "").day == 31

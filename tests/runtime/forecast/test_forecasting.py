@@ -158,6 +158,23 @@ def test_damaged_record_is_refused(changes):
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        3,
+        "x",
+        {"frequency": 3},
+        {"frequency": {}},
+        {"frequency": {"unit": "moon", "step": 1, "day": 0, "zone": ""}},
+        {"frequency": {"unit": "time", "step": float("nan"), "day": 0, "zone": ""}},
+    ],
+)
+def test_damaged_frequency_is_refused(data):
+    damaged = header()["payload"] | {"data": data}
+    with pytest.raises(ModelError, match="the task record of this model is damaged"):
+        forecasting.forecast_settings(damaged, "this model")
+
+
 def test_covariate_that_is_a_target_and_no_feature_is_refused():
     damaged = header()
     damaged["payload"]["covariates"] = {"future": ["price"]}

@@ -13,6 +13,7 @@ from cellerate.data.windows.covariates import Covariates
 from cellerate.data.windows.scaler import Scaler
 from cellerate.data.windows.series_scaler import SeriesScaler
 from cellerate.errors import ConfigError, DataError
+from cellerate.listener import Callbacks
 from cellerate.runtime.forecast.forecast_rows import RowForecaster
 from cellerate.runtime.forecast.origins import forecast_at, units_at
 from cellerate.runtime.forecast.settings import ForecastSettings
@@ -200,6 +201,17 @@ def test_times_with_a_zone_count_as_its_clock_shows_them(data, zoned):
     rows_of(expected).forecast(rows, future, times, "a")
     rows_of(given).forecast(rows, future, [zoned(f"{time.item().isoformat()}+02:00") for time in times], "a")
     np.testing.assert_array_equal(given.given["future"], expected.given["future"])
+
+
+@pytest.mark.parametrize(("trained", "notes"), [("day", 1), ("hour", 0), (None, 0)])
+def test_data_of_another_frequency_than_the_training_are_noted(tmp_path, trained, notes):
+    path, said = tmp_path / "s.csv", []
+    path.write_text("time,y\n" + "".join(f"2024-05-01 {hour:02}:00,{hour}\n" for hour in range(20)))
+    reading = Reading(targets=["y"], features=["y"], time_column="time")
+    frequency = None if trained is None else parse_frequency(trained)
+    made = ForecastSettings(reading, WINDOW, HORIZON, (), SCALER, frequency=frequency)
+    made.open([path], listener=Callbacks(message=said.append))
+    assert len(said) == notes and all("every hour" in one and "every day" in one for one in said)
 
 
 @pytest.mark.parametrize(

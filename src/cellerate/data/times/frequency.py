@@ -22,6 +22,9 @@ _SUMMER = np.timedelta64(1, "h")
 _UNITS_US = {"second": 10**6, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
 _UNITS_US["week"] = 7 * _UNITS_US["day"]
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
+_MONTH_US = 365.25 / 12 * _UNITS_US["day"]
+# Steps that differ by less may be one frequency: a few rows of business days look like days.
+_APART = 1.5
 # Short names, as in pandas and other libraries.
 _SHORT = {
     **dict.fromkeys(["s", "sec"], "second"),
@@ -77,6 +80,19 @@ class Frequency:
             if count == int(count) and (count == 1 or word not in ("week", "quarter")):
                 return f"{word}s" if count == 1 else f"{int(count)} {word}s"
         return str(np.timedelta64(round(self.step), "us"))
+
+    @property
+    def each(self) -> str:
+        """The step in words, for "a row every …": "15 minutes", "day", "business day", "month"."""
+        return self.name if self.name[0].isdigit() else self.name.removesuffix("s")
+
+    def is_another(self, other: "Frequency") -> bool:
+        """True if the steps of two frequencies clearly differ; never for times that are plain numbers."""
+        if "number" in (self.unit, other.unit):
+            return False
+        sizes = {"time": 1.0, "month": _MONTH_US, **dict.fromkeys(WEEKDAYS, float(_UNITS_US["day"]))}
+        one, two = (each.step * sizes[each.unit] for each in (self, other))
+        return max(one, two) >= _APART * min(one, two)
 
     def after(self, last: Any, count: int) -> np.ndarray:
         """The (count,) times that follow `last`, a datetime64[us] (in a zone the instant) or a number.
@@ -270,19 +286,14 @@ def check_agreement(frequency: Frequency, times: np.ndarray, series: np.ndarray,
             continue
         other = next((code for code, few in zip(codes, lost, strict=True) if not few), codes[0])
         raise DataError(
-            f"series {names[codes[place]]!r} has rows every {_each(found)}, but series {names[other]!r} and most rows "
-            f"every {_each(frequency)}. Train on series of one frequency, or choose "
+            f"series {names[codes[place]]!r} has rows every {found.each}, but series {names[other]!r} and most rows "
+            f"every {frequency.each}. Train on series of one frequency, or choose "
             f"{argument('gaps', 'ignore')}."
         )
 
 
 def _trading(holidays: np.ndarray, zone: str) -> Frequency:
     return Frequency("trading-day", 1, zone=zone, holidays=tuple(np.datetime_as_string(holidays).tolist()))
-
-
-def _each(frequency: Frequency) -> str:
-    name = frequency.name
-    return name.removesuffix("s") if not name[0].isdigit() else name
 
 
 def _monthly(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:

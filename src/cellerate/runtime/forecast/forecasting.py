@@ -15,7 +15,7 @@ import numpy as np
 from cellerate.data.arrays import unmasked
 from cellerate.data.series import SeriesData
 from cellerate.data.settings import Reading
-from cellerate.data.times import TimeForm
+from cellerate.data.times import Frequency, TimeForm
 from cellerate.data.windows import Covariates, Inputs, Scaler, held_by
 from cellerate.errors import DataError, ModelError
 from cellerate.format import counted
@@ -105,12 +105,19 @@ def forecast_settings(payload: Any, model: str) -> ForecastSettings:
             scaler,
             covariates,
             None if kept is None else Calibration.from_config(kept, horizon, len(targets)),
+            _frequency(payload),
         )
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise ModelError(
             f"the task record of {model} is damaged: {reason}. Train the model again."
         ) from error
+
+
+def _frequency(payload: Mapping[str, Any]) -> Frequency | None:
+    """The frequency of the data of the training; None in models of earlier versions."""
+    config = dict(payload.get("data") or {}).get("frequency")
+    return None if config is None else Frequency.from_config(dict(config))
 
 
 def forecast_ends(

@@ -9,6 +9,7 @@ import numpy as np
 
 from cellerate.data.series import MissingColumnError, SeriesData, open_known
 from cellerate.data.settings import Reading, TableOptions
+from cellerate.data.times import Frequency
 from cellerate.data.windows import NO_COVARIATES, Covariates, Inputs, Scaler
 from cellerate.errors import ConfigError, DataError
 from cellerate.listener import SILENT, Listener
@@ -34,6 +35,7 @@ class ForecastSettings:
         scaler: To and from the units of the data, for the features and then the targets that are not features.
         covariates: The inputs of the model beside the features.
         calibration: The source of intervals; None if the model was not calibrated.
+        frequency: The frequency of the data of the training; None if it is not known.
     """
 
     reading: Reading
@@ -43,6 +45,7 @@ class ForecastSettings:
     scaler: Scaler
     covariates: Covariates = NO_COVARIATES
     calibration: Calibration | None = None
+    frequency: Frequency | None = None
 
     def open(
         self,
@@ -74,9 +77,16 @@ class ForecastSettings:
             )
         reading = dataclasses.replace(self.reading, **changes)
         try:
-            return open_known(paths, reading, known, future, table=table, listener=listener)
+            data = open_known(paths, reading, known, future, table=table, listener=listener)
         except MissingColumnError as error:
             if error.argument in changes:
                 raise
             # The training chose the column, and not an argument of this call.
             raise DataError(f"{error.problem}, which the model reads. {error.listed}") from error
+        trained, found = self.frequency, data.frequency
+        if trained is not None and found is not None and found.is_another(trained):
+            listener.message(
+                f"the data have a row every {found.each}, but the model was trained on a row every {trained.each}: "
+                "its forecasts may mean nothing"
+            )
+        return data

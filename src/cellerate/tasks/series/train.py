@@ -221,10 +221,18 @@ class SeriesTask(Task[SeriesRun]):
                 "fingerprint": data.fingerprint,
                 "rows": data.rows,
                 "series": len(series_of(data)),
+                **_frequency_of(data),
             },
             "training": trained_with(self.run),
             **({} if covariates.plain else {"covariates": covariates.to_config()}),
         }
+
+
+def _frequency_of(data: SeriesData) -> dict[str, Any]:
+    """The frequency of the data as JSON values, without its holidays; empty if it has none."""
+    if data.frequency is None:
+        return {}
+    return {"frequency": dataclasses.replace(data.frequency, holidays=()).to_config()}
 
 
 def _stands_in(quantiles: Sequence[float]) -> Message:
