@@ -415,11 +415,13 @@ def _evaluate(
     needed = 2 if every_step else length + 1
     if len(ids) < needed:
         raise DataError(f"the text to judge has {len(ids)} {tokenizer.unit}: at least {needed} are needed.")
+    windows = -(-(len(ids) - 1) // length)
     source, predicted = every_window(
         ids,
         every_step,
         length=length,
-        batch_size=model.inputs[0].shape[0] or batch_size,
+        # A batch is padded to its size.
+        batch_size=model.inputs[0].shape[0] or min(batch_size, windows),
         item=tokenizer.unit,
     )
     sampled: dict[str, int] = {}
