@@ -16,6 +16,7 @@ from cellerate.models.forecast import build_forecast_model
 from cellerate.models.storage import TaskRecord, save_model
 from cellerate.models.text import build_text_model
 from cellerate.program import PRECISIONS
+from cellerate.runtime import explanation
 from cellerate.tasks.packing import packed as pack_in_memory
 from support.optimization.small_models import filled
 
@@ -215,16 +216,33 @@ def test_packed_gru_and_simple_rnn_come_back_from_their_file(tmp_path, precision
     np.testing.assert_allclose(found, expected, atol=limit * np.abs(expected).max(), rtol=0)
 
 
+COVARIATES = {"future": 2, "absolute": [0], "series_embedding": 3, "series": 2}
+
+
 @pytest.mark.parametrize("quantiles", [None, (0.1, 0.5, 0.8, 0.9)])
-@pytest.mark.parametrize(("features", "columns"), [(1, [0]), (3, [2]), (3, [1, 2]), (2, [0, 1]), (3, [2, 0])])
-def test_packed_forecaster_runs_as_one_call(features, columns, quantiles):
-    model = build_forecast_model(
-        6, features, 4, len(columns), units=5, residual=True, target_columns=columns, quantiles=quantiles
-    )
+@pytest.mark.parametrize(
+    ("features", "columns", "more"),
+    [
+        *((features, columns, {}) for features, columns in ((1, [0]), (3, [2]), (3, [1, 2]), (2, [0, 1]))),
+        *((3, [2, 0], more) for more in ({}, {"linear": False}, {"shared_linear": True}, COVARIATES)),
+    ],
+    ids=str,
+)
+def test_packed_forecaster_runs_as_one_call(features, columns, quantiles, more, monkeypatch):
+    monkeypatch.setattr(explanation, "_MEASURED_S", 0.0)
+    given = {"units": 5, "residual": True, "target_columns": columns, "quantiles": quantiles, **more}
+    model = build_forecast_model(6, features, 4, len(columns), **given)
     packed = pack_in_memory(filled(model))
-    assert "not as one call" not in str(packed.explain())
-    given = np.random.default_rng(0).normal(size=(3, 6, features)).astype("float32")
-    np.testing.assert_allclose(packed.predict(given), predicted(model, given), atol=1e-6)
+    assert packed.explain().reason == ""
+    rng = np.random.default_rng(0)
+    x = {
+        "series": rng.normal(size=(3, 6, features)).astype("float32"),
+        "future": rng.normal(size=(3, 4, 2)).astype("float32"),
+        "series_id": np.array([[2], [0], [1]], np.int32),
+    }
+    x = x if more is COVARIATES else x["series"]
+    right = predicted(model, x)
+    np.testing.assert_allclose(packed.predict(x), right, atol=1e-6 * np.abs(right).max(), rtol=0)
 
 
 def test_packed_gru_explains_itself():
