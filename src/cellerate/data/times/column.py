@@ -140,9 +140,10 @@ class TimeParser:
             )
         except pa.ArrowInvalid as error:
             years = np.asarray(values).astype("datetime64[Y]").astype(np.int64)
+            far = int(np.argmax(np.abs(years)))
             raise DataError(
-                f"{self._path}: the time column {self._column!r} has the year {1970 + years[np.argmax(np.abs(years))]} "
-                f"in data row {row + int(np.argmax(np.abs(years))) + 1}, which is too far away. Correct it."
+                f"{self._path}: the time column {self._column!r} has the year {1970 + years[far]} in data row "
+                f"{row + far + 1}, which is too far away. Correct it."
             ) from error
         return np.asarray(pc.cast(found, pa.timestamp("us"))).astype("datetime64[us]")
 
