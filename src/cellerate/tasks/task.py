@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import keras
 
 from cellerate.data.arrays import BatchSource
+from cellerate.training.checkpoint_folder import judging
 from cellerate.training.loop import TrainingResult, train
 from cellerate.training.parallel import apart
 from cellerate.training.run import RunOptions, TrainingRun
@@ -88,7 +89,7 @@ def train_task(task: Task[Result]) -> Result:
     result = train(model, source, task.training(validation))
     if not result.can_be_judged:
         return task.unjudged(result)
-    with apart():
+    with apart(), judging(result.folder):
         return task.judge(result)
 
 

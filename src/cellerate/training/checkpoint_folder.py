@@ -5,16 +5,36 @@ go. So a kill at any moment leaves at least one whole checkpoint, and a damaged 
 before.
 
     checkpoint-00000017.safetensors   the 17th of the run; a resumed run counts on
+    unjudged                          the run has trained to its end, and its model is being judged
 """
 
 import contextlib
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cellerate.errors import CheckpointError
 from cellerate.files import check_writable, output_error
 from cellerate.messages import Message, argument, marked
 from cellerate.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+
+_UNJUDGED = "unjudged"
+
+
+@contextlib.contextmanager
+def judging(folder: Path) -> Iterator[None]:
+    """Judge the model of a run inside a `with`. If that does not end, the run has not ended either: it can be resumed.
+
+    Args:
+        folder: The run's folder.
+    """
+    mark = folder / _UNJUDGED
+    # A full disk must not keep a model from being judged: the mark only matters after a kill.
+    with contextlib.suppress(OSError):
+        mark.touch()
+    yield
+    with contextlib.suppress(OSError):
+        mark.unlink(missing_ok=True)
 
 
 class CheckpointFolder:
@@ -35,6 +55,8 @@ class CheckpointFolder:
     ) -> Checkpoint | None:
         """The newest undamaged checkpoint; None if there are no checkpoints.
 
+        That of a run whose model was not judged counts as one of a run that has yet to end.
+
         Args:
             on_damage: Called with a message for each newer checkpoint that is damaged.
             arrays: As in `load_checkpoint`.
@@ -53,6 +75,8 @@ class CheckpointFolder:
                 paths.pop()
                 continue
             self._own = paths
+            if (self._folder / _UNJUDGED).exists():
+                return dataclasses.replace(found, progress={**found.progress, "finished": ""})
             return found
         if failure is not None:
             raise CheckpointError(

@@ -16,6 +16,7 @@ from cellerate.tasks.judging import intervals
 from cellerate.tasks.judging.evaluation import evaluate_forecaster
 from cellerate.tasks.opening import forecaster_of, open_model
 from cellerate.tasks.packing import pack
+from cellerate.tasks.series import train as train_module
 from cellerate.tasks.series.train import _missing_values, train_on_series
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.training import divergence, time_limits
@@ -63,6 +64,37 @@ def test_evaluate_from_the_file_equals_the_training_and_judges_other_data(data):
     assert {key: found["model"][key] for key in expected["model"]} == pytest.approx(
         expected["model"], rel=1e-4
     )
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_run_that_was_stopped_while_it_was_judged_is_ended_by_a_resume(data, monkeypatch, patience):
+    # A rate of which the second epoch gets no better, so that `patience` ends the run.
+    rate = 0.01 if patience is None else 1e-12
+    settings = TrainingSettings(epochs=3, patience=patience, learning_rate=rate)
+
+    def trained(name, *, resume=False):
+        return train_on_series(
+            options(data),
+            RunOptions(output=data.parent / name, training=settings, resume=resume),
+            architecture=ForecastArchitecture(units=8, dropout=0.0),
+        )
+
+    whole = trained("whole.keras")
+    assert whole.training.status == ("finished" if patience is None else "stopped early")
+    with monkeypatch.context() as stopped:
+        stopped.setattr(train_module, "calibrate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            trained("cut.keras")
+    with pytest.raises(ConfigError, match="holds a run that has not ended"):
+        trained("cut.keras")
+    again = trained("cut.keras", resume=True)
+    assert again.training.status == whole.training.status
+    assert (again.test, len(again.training.history)) == (whole.test, len(whole.training.history))
+    for one, other in zip(again.training.model.weights, whole.training.model.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if patience is None:
+        with pytest.raises(ConfigError, match="already trained 3 epochs"):
+            trained("cut.keras", resume=True)
 
 
 @pytest.mark.parametrize("cell", ["gru", "simple_rnn"])
