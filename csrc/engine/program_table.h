@@ -25,11 +25,9 @@ namespace cellerate {
 //   joined: an axis option names the last axis, or time.
 //   either: an axis option names the last axis, or the one before.
 //   swapped: an axes option swaps time and features.
-//   taken: an axis option names the last axis, or time.
 inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features",
                             *kPositions = "positions", *kStretched = "stretched", *kJoined = "joined",
-                            *kEither = "either", *kSwapped = "swapped", *kTaken = "taken",
-                            *kFlipped = "flipped";
+                            *kEither = "either", *kSwapped = "swapped", *kFlipped = "flipped";
 
 struct ProgramOpRow {
   ProgramOp op;
@@ -186,7 +184,7 @@ inline constexpr ProgramOpRow kProgramOps[] = {
      .name = "take",
      .inputs = {"x"},
      .whole = {"indices"},
-     .shapes = kTaken,
+     .shapes = kJoined,
      .trains = false},
     // Other names for the same kernels.
     {.op = ProgramOp::kReshape, .name = "flatten_steps", .inputs = {"x"}, .shapes = kPositions},

@@ -56,7 +56,7 @@ def test_rows_of_the_core_are_those_of_the_language() -> None:
         assert set(whole) <= row.options.keys(), op
         assert shapes in {
             *("any", "alike", "time", "features", "positions"),
-            *("stretched", "joined", "either", "swapped", "taken", "flipped"),
+            *("stretched", "joined", "either", "swapped", "flipped"),
         }, op
 
 

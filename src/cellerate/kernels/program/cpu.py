@@ -236,7 +236,6 @@ _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "time": lambda node, shape, read: len(read["x"]) == 2 and _few_axes(shape, read),
     "either": lambda node, shape, read: node.options["axis"] in (len(read["x"]), max(len(read["x"]) - 1, 1)),
     "swapped": lambda node, shape, read: True,
-    "taken": lambda node, shape, read: _last(node, shape, read) or len(shape) == 2,
 }
 _SWAPPED = (2, 1)
 _ALONG = ("sum", "mean", "max", "min", "softmax", "take")
