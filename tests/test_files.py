@@ -133,6 +133,30 @@ def test_path_that_is_a_folder_is_refused_before_anything_is_done(tmp_path):
         check_writable(tmp_path)
 
 
+def test_device_or_pipe_is_refused_and_stays(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "null.txt").symlink_to("/dev/null")
+    for name in ("pipe.txt", "null.txt"):
+        with pytest.raises(OutputError, match=f"cannot write .*{name}: it is a pipe or a device"):
+            check_writable(tmp_path / name)
+        with pytest.raises(OutputError, match="a pipe or a device"), atomic_write(tmp_path / name):
+            pass
+    assert stat.S_ISFIFO((tmp_path / "pipe.txt").stat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_link_stays_and_the_file_that_it_names_is_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link.txt"
+    link.symlink_to("folder/file.txt")
+    check_writable(link)
+    for content in ("first", "second"):  # of a file that is not there yet, and of one that is
+        with atomic_write(link) as beside:
+            beside.write_text(content)
+        assert link.is_symlink() and (tmp_path / "folder" / "file.txt").read_text() == content
+    assert [one.name for one in (tmp_path / "folder").iterdir()] == ["file.txt"]
+
+
 def test_a_check_of_a_path_makes_none_of_its_folders(tmp_path):
     check_writable(tmp_path / "a" / "b" / "c.txt")
     assert list(tmp_path.iterdir()) == []

@@ -31,6 +31,7 @@ _REASONS = {
     errno.EEXIST: "a part of the path is a file, not a folder",
     errno.ENOTEMPTY: "a folder of that name is in the way; choose another name",
     errno.EISDIR: "a folder of that name is in the way; choose another name",
+    errno.ENXIO: "it is a pipe or a device; give the name of a file",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }
 
@@ -114,27 +115,25 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     If anything goes wrong inside the block, the temporary file is removed and `path` stays as it was.
 
     Args:
-        path: The file to write. Missing parent folders are created.
+        path: The file to write, or a link to it, which stays. Missing parent folders are created.
 
     Yields:
         The path to write to.
 
     Raises:
-        OutputError: The file could not be written (no space, no permission, a folder in the way).
+        OutputError: The file could not be written (no space, no permission, a folder or a device in the way).
 
     Example:
         >>> with atomic_write("out/vectors.npy") as beside:
         ...     np.save(beside, vectors)
     """
-    target = Path(path)
     # An OSError that has nothing to do with writing (a missing *input* file, say) would be reported as one about
     # `path`, so callers read their inputs before they open the block.
     beside: Path | None = None
-    with _reported(target):
+    with _reported(Path(path)):
         try:
+            target = _file_at(path)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
             handle, name = tempfile.mkstemp(
                 prefix=_unfinished(target), suffix=target.suffix, dir=target.parent
             )
@@ -330,17 +329,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     It also removes the temporary files that killed writes of `path` left behind, once they are too old to be
     still in use.
     """
-    target = Path(path)
-    # The parents that are missing are made when the result is written: a refused command leaves none behind.
-    folder = next(one for one in target.absolute().parents if os.path.lexists(one))
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    with _reported(Path(path)):
+        target = _file_at(path)
+        # The parents that are missing are made when the result is written: a refused command leaves none behind.
+        folder = next(one for one in target.absolute().parents if os.path.lexists(one))
         with tempfile.NamedTemporaryFile(prefix=_unfinished(target), suffix=target.suffix, dir=folder):
             pass
         remove_unfinished(target, ABANDONED_AFTER_S)
-    except OSError as error:
-        raise output_error(target, error) from error
 
 
 def read_regular(path: str | os.PathLike[str], most: int, give: str, what: str = "") -> bytes:
@@ -397,6 +392,20 @@ def _reported(target: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise output_error(target, error) from error
+
+
+def _file_at(path: str | os.PathLike[str]) -> Path:
+    """The file that a write makes: for a link that to which it points, because the link stays.
+
+    Raises:
+        OSError: A folder, a device or a pipe is there.
+    """
+    target = Path(path)
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EISDIR if target.is_dir() else errno.ENXIO, "", str(target))
+    return target
 
 
 def _unfinished(target: Path) -> str:
