@@ -192,6 +192,13 @@ def test_wide_table_without_times_is_read():
     ]
 
 
+@pytest.mark.parametrize("names", [("2024-01-01", "2024-01-02"), ("1999", "2000"), ("Jan 2024", "Feb 2024")])
+def test_wide_table_whose_columns_are_times_is_refused(names):
+    first, second = names
+    with pytest.raises(DataError, match=f"columns are named by times, '{first}' to '{second}'"):
+        open_series({"shop": ["a", "b"], first: [1.0, 2.0], second: [3.0, 4.0]}, Reading(wide=True))
+
+
 def test_wide_and_long_reading_of_one_file_are_kept_apart(tmp_path):
     path = written(tmp_path, "csv", WIDE)
     long = open_series(path, Reading(targets=["n"]))

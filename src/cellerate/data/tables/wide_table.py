@@ -1,6 +1,7 @@
 """Wide tables: each column of numbers is a series of its own, beside one column of times."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import numpy as np
 
 from cellerate.data.tables.joined_times import columns_of_time
 from cellerate.data.tables.table import Block, Kind, Table
+from cellerate.data.times import way_of
 from cellerate.errors import ConfigError, DataError
 
 VALUE, SERIES = "value", "series"
+_YEAR = re.compile(r"1[5-9]\d\d|20\d\d")
 
 
 class WideTable:
@@ -35,6 +38,8 @@ class WideTable:
         self._names = [n for n in table.columns if table.kinds[n] == "number" and n not in (*of_time, "")]
         if not self._names:
             raise DataError(f"{table.path} has no column of numbers; a wide table needs one for each series.")
+        if time is None:
+            _check_direction(table.path, self._names)
         self.columns = (*([] if time is None else [time]), SERIES, VALUE)
         self.kinds: dict[str, Kind] = {SERIES: "other", VALUE: "number"}
         if time is not None:
@@ -84,3 +89,13 @@ class WideTable:
         """See `Table.place`."""
         count = len(self._names)
         return f"{self._table.place(row // count)}, series {self._names[row % count]!r}"
+
+
+def _check_direction(path: Path, names: Sequence[str]) -> None:
+    """Raises `DataError` for columns that are named by times: rows would be the series then, and not the columns."""
+    if len(names) > 1 and all(way_of(name) or _YEAR.fullmatch(name) for name in names):
+        raise DataError(
+            f"{path}: a wide table has a column for each series and a row for each time, but its columns are named by "
+            f"times, {names[0]!r} to {names[-1]!r}. Turn it by 90 degrees: in pandas, "
+            "table.set_index(<the column that names the series>).T"
+        )

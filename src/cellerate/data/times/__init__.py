@@ -16,6 +16,7 @@ from cellerate.data.times.frequency import (
     season_of,
     settled,
 )
+from cellerate.data.times.patterns import way_of
 from cellerate.data.times.zones import check_zone, never_shown, to_instants, to_local, zones_of_repeats
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "swap_day_and_month",
     "to_instants",
     "to_local",
+    "way_of",
     "zones_of_repeats",
 ]
