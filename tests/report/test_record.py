@@ -79,6 +79,7 @@ def test_read_of_a_damaged_report_is_one_line_of_an_error(tmp_path, content):
     with pytest.raises(DataError, match="is damaged or no report of `cellerate optimize`") as raised:
         read_run(tmp_path)
     assert "\n" not in str(raised.value)
+    assert "has no attribute" not in str(raised.value)
     assert len(str(raised.value)) < 500
 
 

@@ -372,6 +372,8 @@ def read_run(path: str | Path) -> Run:
         reason = (
             f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             if first
+            else "it is not a JSON object"
+            if isinstance(error, AttributeError)
             else f"it is not a JSON object ({error})"
         )
         reason = "".join(c if c.isprintable() else "?" for c in reason)
