@@ -62,6 +62,11 @@ def test_warmup_rises_linearly_then_the_schedule_begins(schedule):
     assert rate(settings, 10) == pytest.approx(0.01, rel=1e-4)
 
 
+def test_warmup_longer_than_integers_of_a_backend_only_rises():
+    settings = TrainingSettings(learning_rate=0.01, warmup_steps=10**20, epochs=1)
+    assert 0 < rate(settings, 9) == pytest.approx(1e-21)
+
+
 def test_schedule_after_a_warmup_falls_from_its_first_update_to_its_last():
     settings = TrainingSettings(learning_rate=0.01, schedule="linear", warmup_steps=10, epochs=1)
     # 90 updates are left, and update 10 is the first of them.

@@ -94,9 +94,11 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: Any) -> Any:
         """The learning rate of update `step`, a scalar tensor."""
         step = keras.ops.cast(step, "float32")
-        rising = self.after(0) * (step + 1.0) / float(self.steps)
-        following = self.after(keras.ops.maximum(step - self.steps, 0.0))
-        return keras.ops.where(step < self.steps, rising, following)
+        # As a float, because a backend takes no integer that its own integers cannot hold.
+        steps = float(self.steps)
+        rising = self.after(0) * (step + 1.0) / steps
+        following = self.after(keras.ops.maximum(step - steps, 0.0))
+        return keras.ops.where(step < steps, rising, following)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that build this schedule again."""
