@@ -139,6 +139,11 @@ def test_arguments_out_of_range_are_named(path, wrong):
         backtest(model(), path, **wrong)
 
 
+def test_epochs_without_a_training_are_refused(path):
+    with pytest.raises(ConfigError, match=r"epochs is for .*: add refit=True"):
+        backtest(model(), path, epochs=3)
+
+
 def test_folds_in_rows_of_the_training_are_told(path):
     packed = model()
     assert "not known" in backtest(packed, path, folds=2).told

@@ -194,6 +194,11 @@ def backtest(
     check_number("step", step, at_least=1, whole=True, optional=True)
     check_number("epochs", epochs, at_least=1, whole=True, optional=True)
     check_number("max_seconds", max_seconds, above=0)
+    if epochs is not None and not refit:
+        raise ConfigError(
+            f"{argument('epochs')} is for models that are trained for each fold: add {argument('refit', True)}, or "
+            f"leave {argument('epochs')} out."
+        )
     statistical = one_or_more(statistical)
     check_statistical(statistical)
     opened = open_model(model, record)
