@@ -43,6 +43,10 @@ def test_text_model_is_judged_in_its_own_length_on_all_or_what_it_held_out(text_
     assert (everything["tokens"], everything["length"]) == (119, 5)
     held = evaluate(text_model, [text_model.with_suffix(".txt")], part="held-out")
     assert held["tokens"] == 29
+    with pytest.raises(ConfigError, match="leave out column='a', which a text model does not use"):
+        evaluate(text_model, [text_model.with_suffix(".txt")], column="a")
+    with pytest.raises(ConfigError, match="batch_size must be a whole number at least 1"):
+        evaluate(text_model, [text_model.with_suffix(".txt")], batch_size=-1)
 
 
 def test_text_model_reads_of_a_folder_what_training_read(text_model, tmp_path):
@@ -91,6 +95,9 @@ def test_series_model_is_judged_as_by_its_own_task(tmp_path):
             forecaster_of(open_model(tmp_path / "s.keras")), [tmp_path / "s.csv"], part=part
         )
     assert found["windows"] == 15
+    for unused in ({"column": "a"}, {"field": "a"}, {"errors": "replace"}):
+        with pytest.raises(ConfigError, match=f"leave out {next(iter(unused))}=.*a forecaster"):
+            evaluate(tmp_path / "s.keras", [tmp_path / "s.csv"], **unused)
 
 
 def test_line_model_is_judged_on_one_file(tmp_path):

@@ -22,7 +22,7 @@ from cellerate.messages import argument
 from cellerate.runtime.forecast import forecast_with_intervals, left_out, too_short
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.text import sampling_rules
-from cellerate.settings import one_or_more, record_of, takes_fields_of
+from cellerate.settings import check_counts, one_or_more, record_of, takes_fields_of
 from cellerate.tasks.judging import EvaluationOptions, Forecasts, evaluate_forecaster
 from cellerate.tasks.opening import Model, embedder_of, forecaster_of, open_model
 from cellerate.tasks.settings import ReadingOptions, TextFileReading
@@ -285,6 +285,7 @@ def evaluate(
     Example:
         >>> cellerate.evaluate("book.keras", "other.txt")["bits_per_character"]
     """
+    check_counts(batch_size=batch_size)
     opened = open_model(model, record)
     table, reading = record_of(TableOptions, options), record_of(ReadingOptions, options)
     asked = EvaluationOptions(
@@ -326,6 +327,7 @@ def _evaluate_packed(
 ) -> dict[str, Any]:
     """The figures of a packed model; a text model reads the text from end to end and not in windows."""
     if model.task == "series":
+        texts.check_unused("a forecaster", "column", "field", "errors")
         return {"task": "series", **evaluate_forecaster(forecaster_of(model, name), data, **vars(series))}
     series.check_unused()
     if model.task not in ("text", None):
@@ -333,6 +335,7 @@ def _evaluate_packed(
             f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
             "and of series only: give the .keras file that it was packed from."
         )
+    texts.check_unused("a text model", "column")
     reading: dict[str, Any] = texts.given("field", "encoding", "errors")
     score = vars(model.score_files(check_paths(data), part=series.part or "all", **reading))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}

@@ -25,7 +25,7 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.messages import argument
 from cellerate.models.cells import Cell
 from cellerate.models.quantiles import check_quantiles
-from cellerate.settings import check_choice, check_counts, check_number
+from cellerate.settings import changed_fields, check_choice, check_counts, check_number
 from cellerate.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -337,6 +337,13 @@ class TextFileReading:
     def given(self, *names: str) -> dict[str, str]:
         """Those of these fields that are given; the others are as in training."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def check_unused(self, kind: str, *names: str) -> None:
+        """Raises `ConfigError` if any of these fields is given, which models of this kind do not use."""
+        given = {name: value for name, value in changed_fields(self).items() if name in names}
+        if given:
+            named = ", ".join(argument(name, value) for name, value in given.items())
+            raise ConfigError(f"leave out {named}, which {kind} does not use.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

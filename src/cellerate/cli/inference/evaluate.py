@@ -18,7 +18,7 @@ from cellerate.cli.words import in_options
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError
 from cellerate.messages import argument
-from cellerate.tasks.settings import ReadingOptions, SeriesFiles
+from cellerate.tasks.settings import ReadingOptions, SeriesFiles, TextFileReading
 
 
 @with_settings("reading", ReadingOptions, panel="Reading of series")
@@ -75,7 +75,9 @@ def evaluate(
     check_processes(processes, output)
     say_written = outputs(plot)
     check_plot(plot)
+    texts: dict[str, Any] = {"column": column, "field": field, "errors": errors}
     if output is not None or processes > 1:
+        TextFileReading(**texts).check_unused("a forecaster", *texts)
         if plot is not None:
             raise ConfigError(f"{argument('plot')} is for one process that writes no folder: leave it out.")
         if statistical:
@@ -93,13 +95,11 @@ def evaluate(
                 model,
                 data,
                 part=part,
-                column=column,
-                field=field,
-                errors=errors,
                 batch_size=batch_size,
                 by_step=plot is not None,
                 statistical=statistical or (),
                 notify=collect,
+                **texts,
                 **vars(reading),
                 **vars(table),
             )
