@@ -40,7 +40,7 @@ def table(records: Records) -> list[list[str]]:
             made = [list(rows_of(record["result"])) for record in repeats]
             for row in made[0]:
                 found = [one.factor for rows in made for one in rows if one.what == row.what]
-                rows.append([row.what, row.before, row.after, f"{rounded(row.factor)} ({_range(found)})"])
+                rows.append([row.what, row.before, row.after, f"{rounded(row.factor)}{_range(found)}"])
     return rows
 
 
@@ -80,11 +80,11 @@ def first(records: Records) -> list[list[str]]:
 
 
 def _range(factors: list[float]) -> str:
-    """The range of the records, if there are enough; otherwise their number."""
+    """The range of several records in brackets, if there are enough for one; otherwise their number."""
     count = len(factors)
     if count >= ENOUGH:
-        return f"{rounded(min(factors))} to {rounded(max(factors))} in {count} records"
-    return f"{count} record{'s' * (count > 1)}"
+        return f" ({rounded(min(factors))} to {rounded(max(factors))} in {count} records)"
+    return f" ({count} records)" if count > 1 else ""
 
 
 def _training(result: dict[str, Any]) -> Iterator[Row]:
