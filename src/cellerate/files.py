@@ -395,7 +395,7 @@ def _reported(target: Path) -> Iterator[None]:
 
 
 def _file_at(path: str | os.PathLike[str]) -> Path:
-    """The file that a write makes: for a link that to which it points, because the link stays.
+    """The file that a write to a path makes: of a link the file that it names, because the link stays.
 
     Raises:
         OSError: A folder, a device or a pipe is there.

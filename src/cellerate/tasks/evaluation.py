@@ -38,14 +38,13 @@ def evaluate_model(
     Raises:
         CellerateError: Anything wrong with the model or the data.
     """
+    texts.check_used(record.task)
     if record.task == "series":
-        texts.check_unused("a forecaster", "column", "field", "errors")
         forecaster = SeriesForecaster.of(model.predict_on_batch, record.payload, name)
         return {"task": "series", **evaluate_forecaster(forecaster, data, **vars(asked))}
     asked.check_unused()
     paths = [Path(path) for path in check_paths(data)]
     if record.task == "text":
-        texts.check_unused("a text model", "column")
         text_model = text_model_of(model, record, name)
         # The files of a folder that `train` left out are left out here too.
         others = {"paths": paths, "errors": texts.errors, "batch_size": batch_size} | texts.given(

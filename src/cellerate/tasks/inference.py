@@ -327,7 +327,7 @@ def _evaluate_packed(
 ) -> dict[str, Any]:
     """The figures of a packed model; a text model reads the text from end to end and not in windows."""
     if model.task == "series":
-        texts.check_unused("a forecaster", "column", "field", "errors")
+        texts.check_used("series")
         return {"task": "series", **evaluate_forecaster(forecaster_of(model, name), data, **vars(series))}
     series.check_unused()
     if model.task not in ("text", None):
@@ -335,7 +335,7 @@ def _evaluate_packed(
             f"{name} is a packed model of the task {model.task!r:.40}, and evaluate judges packed models of text "
             "and of series only: give the .keras file that it was packed from."
         )
-    texts.check_unused("a text model", "column")
+    texts.check_used("text")
     reading: dict[str, Any] = texts.given("field", "encoding", "errors")
     score = vars(model.score_files(check_paths(data), part=series.part or "all", **reading))
     return {"task": "text"} | {name: value for name, value in score.items() if name != "log_probabilities"}

@@ -317,6 +317,13 @@ class LineFiles:
     encoding: str = "utf-8"
 
 
+# What a message calls a model of a task, and the options of reading texts and lines that it does not use.
+_UNUSED = {
+    "series": ("a forecaster", ("column", "field", "errors")),
+    "text": ("a text model", ("column",)),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextFileReading:
     """Options of reading texts and lines that differ from those of the model's training.
@@ -338,8 +345,9 @@ class TextFileReading:
         """Those of these fields that are given; the others are as in training."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def check_unused(self, kind: str, *names: str) -> None:
-        """Raises `ConfigError` if any of these fields is given, which models of this kind do not use."""
+    def check_used(self, task: str) -> None:
+        """Raises `ConfigError` for a given field that models of the task do not use."""
+        kind, names = _UNUSED.get(task, ("", ()))
         given = {name: value for name, value in changed_fields(self).items() if name in names}
         if given:
             named = ", ".join(argument(name, value) for name, value in given.items())

@@ -77,7 +77,7 @@ def evaluate(
     check_plot(plot)
     texts: dict[str, Any] = {"column": column, "field": field, "errors": errors}
     if output is not None or processes > 1:
-        TextFileReading(**texts).check_unused("a forecaster", *texts)
+        TextFileReading(**texts).check_used("series")
         if plot is not None:
             raise ConfigError(f"{argument('plot')} is for one process that writes no folder: leave it out.")
         if statistical:

@@ -96,6 +96,6 @@ def _check_direction(path: Path, names: Sequence[str]) -> None:
     if len(names) > 1 and all(way_of(name) or _YEAR.fullmatch(name) for name in names):
         raise DataError(
             f"{path}: a wide table has a column for each series and a row for each time, but its columns are named by "
-            f"times, {names[0]!r} to {names[-1]!r}. Turn it by 90 degrees: in pandas, "
+            f"times, {names[0]!r} to {names[-1]!r}. Transpose it: in pandas, "
             "table.set_index(<the column that names the series>).T"
         )
