@@ -13,7 +13,7 @@ pytestmark = pytest.mark.keras
 
 def model_of(dtype: str) -> keras.Model:
     """Reads numbers of a dtype, and ids beside them."""
-    x, ids = keras.Input((5, 3), dtype=dtype, name="x"), keras.Input((5,), dtype="int64", name="ids")
+    x, ids = keras.Input((5, 3), dtype=dtype, name="x"), keras.Input((5,), dtype="int32", name="ids")
     joined = layers.Concatenate()([ops.cast(x, "float32") * 0.5, layers.Embedding(7, 2, mask_zero=True)(ids)])
     return keras.Model({"x": x, "ids": ids}, layers.LSTM(4)(joined))
 
