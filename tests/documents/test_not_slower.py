@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 import cellerate
+from cellerate.measure import Order
 from documents import autoencoder, character_model, long_records, six_steps, text_generation
 from documents.autoencoder import AUTOENCODER, BATCH_OF_ONE, Pieces
 from documents.pairs import each_program
 from documents.program import Program, records, text_ids
-from support.turns import assert_not_slower, busy_programs
+from support.turns import busy_programs, ratios
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.few_steps, pytest.mark.slow]
 
+# What two timings of one thing may differ by, as in tests/layers/test_small_calls.py.
+NOISE = 1.1
 STEPS, PAIRS, SECONDS = 20, 40, 6
 # The data of those programs that `tf.data` feeds.
 DATA = {
@@ -48,7 +51,9 @@ def judge(stock: Callable[[], object], ours: Callable[[], object], busy: int) ->
     for call in (stock, ours) * 2:
         call()
     with busy_programs(busy):
-        assert_not_slower(ours, stock, PAIRS, SECONDS)
+        order = Order(tuple(ratios(ours, stock, PAIRS, SECONDS)))
+    # A machine that others use, too, proves nothing: slower is what is slower in turn after turn.
+    assert order.interval[1] >= 1 / NOISE, f"as fast as Keras, times {order.reach}"
 
 
 @each_machine

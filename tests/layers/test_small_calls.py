@@ -3,6 +3,7 @@
 Stock and accelerated steps are timed in turns, so that other work on the machine affects both alike.
 """
 
+import statistics
 from collections.abc import Iterator
 
 import keras
@@ -13,11 +14,12 @@ from cellerate.kernels import native
 from cellerate.layers import fused
 from cellerate.layers.accelerate import accelerate
 from cellerate.layers.explain import explain
-from support.turns import assert_not_slower, busy_programs
+from support.turns import busy_programs, ratios
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends, pytest.mark.few_steps]
 
-# The defect that the first test guards against made a step take 2 to 5 times as long.
+# The error of a median of this many pairs on a busy machine; the defect that this test guards against costs 2x to 5x.
+NOISE = 1.1
 STEPS, PAIRS = 20, 40
 SHAPES = [
     (1, 3, 1, (64, 32), "leaky_relu"),
@@ -66,7 +68,8 @@ def test_training_a_small_model_on_a_busy_machine_is_not_slower_than_keras(
 
     for model in models * 2:
         train(model)
-    assert_not_slower(lambda: train(models[1]), lambda: train(models[0]), PAIRS)
+    found = ratios(lambda: train(models[0]), lambda: train(models[1]), PAIRS)
+    assert statistics.median(found) <= NOISE, sorted(found)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "predicting"])

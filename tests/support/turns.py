@@ -7,11 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from cellerate.measure import Order
-
-# What two timings of one thing may differ by on a busy machine; defects that cost less are not looked for.
-_NOISE = 1.1
-
 
 @contextlib.contextmanager
 def busy_programs(count: int) -> Iterator[None]:
@@ -48,14 +43,3 @@ def ratios(
         if len(found) == pairs or time.perf_counter() - begin > most_seconds:
             return found
     raise AssertionError  # `cycle` does not end
-
-
-def assert_not_slower(
-    ours: Callable[[], object], stock: Callable[[], object], pairs: int, most_seconds: float = 3600
-) -> None:
-    """Fail if `ours` takes longer than `stock`; the arguments are those of `ratios`.
-
-    A machine that others use, too, proves nothing: slower is what is slower in turn after turn.
-    """
-    order = Order(tuple(ratios(ours, stock, pairs, most_seconds)))
-    assert order.interval[1] >= 1 / _NOISE, f"as fast as the other, times {order.reach}"
