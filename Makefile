@@ -167,7 +167,8 @@ test-slow-plain: $(STAMPS)/dev
 
 test-slow-alone: $(STAMPS)/dev
 	$(call begin,slow$(comma) alone)
-	$(PYTEST) -m alone
+	$(PYTEST) -m "alone and not keras"
+	$(foreach backend,$(BACKENDS),KERAS_BACKEND=$(backend) XLA_FLAGS= $(PYTEST) -m "alone and keras" &&) true
 	$(passed)
 
 test-slow-adapters: $(STAMPS)/adapters
@@ -177,7 +178,7 @@ test-slow-adapters: $(STAMPS)/adapters
 
 $(BACKENDS:%=test-slow-%): test-slow-%: $(STAMPS)/dev
 	$(call begin,slow$(comma) $*)
-	KERAS_BACKEND=$* XLA_FLAGS= $(PYTEST) -m "keras and slow"
+	KERAS_BACKEND=$* XLA_FLAGS= $(PYTEST) -m "keras and slow and not alone"
 	$(passed)
 
 $(OTHERS:%=test-others-%): test-others-%: $(STAMPS)/dev

@@ -49,6 +49,7 @@ def forecaster(steps: int, features: int, units: tuple[int, ...], activation: st
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("batch", "steps", "features", "units", "activation"),
     SHAPES,
