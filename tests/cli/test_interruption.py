@@ -14,6 +14,22 @@ import pytest
 from cellerate.cli.start import start
 
 pytestmark = pytest.mark.keras
+# The program with a verb that writes half of a file, says so, and waits.
+WRITING = """
+import sys, time
+from cellerate.cli import main
+from cellerate.files import atomic_write
+
+def write(path: str) -> None:
+    with atomic_write(path) as file:
+        file.write_text("half")
+        print("half", flush=True)
+        time.sleep(60)
+
+main.add_verbs({"Train": (write,)})
+sys.argv[1:] = ["write", *sys.argv[1:]]
+main.main()
+"""
 
 
 def until(process, start):
@@ -178,3 +194,18 @@ def test_repeated_ctrl_c_gives_no_traceback(start_cellerate, made):
     _, err = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT)
     assert "Traceback" not in err and "Exception ignored" not in err
+
+
+def test_sigterm_while_a_file_is_written_leaves_nothing_of_it(tmp_path):
+    target = tmp_path / "m.onnx"
+    target.write_text("as before")
+    process = subprocess.Popen([sys.executable, "-c", WRITING, target], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "half\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        process.terminate()
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == {target: "as before"}

@@ -125,6 +125,7 @@ def main() -> None:
 
     Typer itself exits with 2 for a wrong option, 130 for Ctrl-C.
     """
+    _interrupt_at_termination()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot encode must not stop the program.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -156,10 +157,21 @@ def main() -> None:
         )
 
 
+def _interrupt_at_termination() -> None:
+    """Has SIGTERM do what Ctrl-C does, so that no half-written file stays; it would end the process at once.
+
+    The processes of a joint training keep it, because one that loads its data while JAX waits for the others must end.
+    """
+    if "RANK" not in os.environ:
+        with contextlib.suppress(ValueError):  # in another thread than the main one
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def _let_be_killed() -> None:
-    """Has a further Ctrl-C end the process at once, for Python would answer it with a traceback while it ends."""
+    """Has a further signal end the process at once, for Python would answer it with a traceback while it ends."""
     with contextlib.suppress(ValueError):  # in another thread than the main one
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _end(message: str, code: int) -> NoReturn:
