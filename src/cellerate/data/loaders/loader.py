@@ -22,9 +22,10 @@ class ArrayLike(Protocol):
 class Loader(KerasBatches):
     """Batches that `fit`, `evaluate` and `predict` take as they are, on each backend.
 
-    `len()` is the number of batches, `loader[k]` batch `k`, and a loop over it gives all batches of an epoch. Each
-    epoch of `fit` is one of the source: `loader.epoch` is the next one, and may be set to continue a training.
-    The order is that of the source, whatever `fit(shuffle=...)` says.
+    `len()` is the number of batches, `loader[k]` batch `k`, and a loop over it gives all batches of epoch
+    `loader.epoch`. Each epoch of `fit` is one of the source, and `fit` counts `epoch` on; a loop does not, so a
+    training loop must set it. It may also be set to continue a training. The order is that of the source, whatever
+    `fit(shuffle=...)` says.
     """
 
     @property

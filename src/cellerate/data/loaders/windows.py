@@ -175,7 +175,7 @@ def windows(
         x is (B, sequence_length, F), y (B, horizon, targets), or (B, ...) of an array of targets. Floats are float32.
         `split(train, validation)` cuts it in time, `unscale(y)` takes predictions back to the units of the data,
         `input_shape` is that of `keras.Input`, `as_tf_dataset(epoch)` and `as_torch_dataset(epoch)` are the same
-        batches for loops of your own. `epoch` is the next epoch: set it to continue a training.
+        batches for loops of your own. `epoch` is the next epoch: set it in such a loop, or to continue a training.
 
     Raises:
         ConfigError: An argument cannot be used.
