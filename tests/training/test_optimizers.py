@@ -74,9 +74,25 @@ def test_schedule_after_a_warmup_falls_from_its_first_update_to_its_last():
         assert rate(settings, update) == pytest.approx(0.01 * (1 - (update - 10) / 90), rel=1e-4)
 
 
-def test_schedule_with_accumulation_counts_updates_not_batches():
-    settings = TrainingSettings(learning_rate=0.01, schedule="linear", epochs=1, accumulate=4)
-    assert rate(settings, 25, steps_per_epoch=100) == pytest.approx(0.0, abs=1e-9)
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "exponential"])
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_fit_with_accumulation_has_the_rate_of_each_update(schedule, warmup_steps):
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            found.append(current_learning_rate(self.model.optimizer))
+
+    settings = {"schedule": schedule, "warmup_steps": warmup_steps, "epochs": 2, "final_rate": 0.1}
+    rates = []
+    for accumulate in (1, 4):
+        found = []
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        optimizer = build_optimizer(TrainingSettings(accumulate=accumulate, **settings), 6 * accumulate)
+        model.compile(optimizer, "mse")
+        x = np.ones((6 * accumulate, 1), "float32")
+        model.fit(x, x, batch_size=1, epochs=2, verbose=0, callbacks=[Rates()])
+        rates.append(found)
+    np.testing.assert_allclose(rates[1], np.repeat(rates[0], 4), rtol=1e-6)
+    assert len(set(rates[0])) > 1 or (schedule, warmup_steps) == ("constant", 0)
 
 
 def test_accumulation_of_equal_batches_equals_one_large_batch():

@@ -62,7 +62,7 @@ def current_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
 
 
 def _learning_rate(settings: TrainingSettings, updates: int) -> Any:
-    """A number or a Keras schedule. Warm-up takes the first updates, the schedule the rest."""
+    """A number or a Keras schedule of updates. Warm-up takes the first updates, the schedule the rest."""
     peak, final = settings.learning_rate, settings.final_rate
     if settings.schedule == "constant" and settings.warmup_steps == 0:
         return peak
@@ -77,7 +77,28 @@ def _learning_rate(settings: TrainingSettings, updates: int) -> Any:
         main = schedules.CosineDecay(peak, after, alpha=final)
     else:
         main = schedules.PolynomialDecay(peak, after, peak)
-    return Warmup(main, settings.warmup_steps) if settings.warmup_steps else main
+    rate = Warmup(main, settings.warmup_steps) if settings.warmup_steps else main
+    return ByUpdate(rate, settings.accumulate) if settings.accumulate > 1 else rate
+
+
+class ByUpdate(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rate of an update for all `batches` that it accumulates.
+
+    Keras calls a schedule with the number of batches, also where only every `batches`-th of them ends in an update.
+    Like `Warmup`, it never ends up in a saved model.
+    """
+
+    def __init__(self, by_update: keras.optimizers.schedules.LearningRateSchedule, batches: int) -> None:
+        self.by_update = by_update
+        self.batches = batches
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of batch `step`, a scalar tensor."""
+        return self.by_update(keras.ops.floor_divide(step, self.batches))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that build this schedule again."""
+        return {"by_update": keras.saving.serialize_keras_object(self.by_update), "batches": self.batches}
 
 
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
