@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from cellerate.data.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
@@ -35,7 +36,7 @@ def _cuts(ids, sizes):
 def test_stop_texts_end_the_text_however_it_is_cut(tokenizer, stop, wanted):
     ids = tokenizer.encode(TEXT)
     for sizes in ([], [1] * len(ids), [2] * (len(ids) // 2), [5, 1, 7], [0, 3, 0]):
-        shown = list(pieces(_cuts(ids, sizes), tokenizer, stop))
+        shown = list(pieces(_cuts(ids, sizes), tokenizer, stop, ids[:0]))
         assert "".join(shown) == wanted
         assert all(shown)
 
@@ -47,12 +48,12 @@ def test_nothing_is_asked_for_after_a_stop_text():
         yield tokenizer.encode("abc")
         raise AssertionError("asked for more")
 
-    assert list(pieces(chunks(), tokenizer, ["bc"])) == ["a"]
+    assert list(pieces(chunks(), tokenizer, ["bc"], tokenizer.encode("c"))) == ["a"]
 
 
 def test_text_is_shown_as_soon_as_it_cannot_be_a_stop_text():
     tokenizer = CharacterTokenizer(TEXT)
-    stream = TextStream(tokenizer, ["abd"])
+    stream = TextStream(tokenizer, ["abd"], tokenizer.encode("c"))
     assert [stream.push(tokenizer.encode(one)) for one in "xabca"] == ["x", "", "", "abc", ""]
     assert stream.finish() == "a"
     assert not stream.stopped
@@ -70,4 +71,4 @@ def test_text_is_shown_as_soon_as_it_cannot_be_a_stop_text():
 )
 def test_wrong_stop_texts_are_refused(stop, message):
     with pytest.raises(ConfigError, match=message):
-        pieces([], ByteTokenizer(), stop)
+        pieces([], ByteTokenizer(), stop, np.empty(0, np.int32))

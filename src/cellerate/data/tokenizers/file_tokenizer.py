@@ -6,7 +6,7 @@ characters. Everything else sees a `Tokenizer`.
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,9 +92,14 @@ class FileTokenizer(Tokenizer):
         """An encoder that holds back the last piece until its end is certain."""
         return _PieceEncoder(self)
 
-    def stream_decoder(self) -> StreamDecoder:
+    def stream_decoder(self, before: Sequence[int] | np.ndarray = ()) -> StreamDecoder:
         """A decoder that holds back the tokens of an unfinished character."""
-        return _TokenDecoder(self)
+        return _TokenDecoder(self, before)
+
+    def token_text(self, token: int) -> str:
+        """The text of an id within a text, with the space before a word that many decoders drop at the beginning."""
+        alone = self.decode([token])
+        return alone if "\ufffd" in alone else self.decode([token, token])[len(alone) :]
 
     def to_config(self) -> dict[str, Any]:
         """The whole file."""
@@ -150,13 +155,17 @@ class _TokenDecoder:
 
     A token's text can depend on the token before (a leading space, a piece of a UTF-8 character), so the
     tokens shown last are decoded again together with the new ones, and only the difference is shown.
+
+    Args:
+        tokenizer: The tokenizer of the ids.
+        before: The ids that come before, of which only the last are a context.
     """
 
     _longest_wait: ClassVar[int] = 16  # tokens: more than the four bytes of a character can need
 
-    def __init__(self, tokenizer: FileTokenizer) -> None:
+    def __init__(self, tokenizer: FileTokenizer, before: Sequence[int] | np.ndarray) -> None:
         self._tokenizer = tokenizer
-        self._shown: list[int] = []
+        self._shown: list[int] = list(map(int, before[-self._longest_wait :]))
         self._waiting: list[int] = []
 
     def push(self, token: int) -> str:

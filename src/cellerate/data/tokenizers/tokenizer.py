@@ -8,7 +8,7 @@ must not import the readers and caches of `data.text`. `file_tokenizer` has the 
 import abc
 import codecs
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -103,8 +103,16 @@ class Tokenizer(abc.ABC):
         """An encoder for a text that comes in chunks."""
 
     @abc.abstractmethod
-    def stream_decoder(self) -> StreamDecoder:
-        """A decoder for ids that come one by one."""
+    def stream_decoder(self, before: Sequence[int] | np.ndarray = ()) -> StreamDecoder:
+        """A decoder for ids that come one by one.
+
+        Args:
+            before: Ids of the text that they continue, whose text is not returned.
+        """
+
+    def token_text(self, token: int) -> str:
+        """The text of an id within a text; of half a character, U+FFFD."""
+        return self.decode([token])
 
     def to_config(self) -> dict[str, Any]:
         """Everything `tokenizer_from_config` needs, ready for JSON."""
@@ -197,7 +205,7 @@ class CharacterTokenizer(Tokenizer):
         """An encoder that holds nothing back."""
         return _CharacterEncoder(self)
 
-    def stream_decoder(self) -> StreamDecoder:
+    def stream_decoder(self, before: Sequence[int] | np.ndarray = ()) -> StreamDecoder:
         """A decoder that holds nothing back."""
         return _CharacterDecoder(self)
 
@@ -220,7 +228,7 @@ class ByteTokenizer(Tokenizer):
         """An encoder that holds nothing back."""
         return _ByteEncoder()
 
-    def stream_decoder(self) -> StreamDecoder:
+    def stream_decoder(self, before: Sequence[int] | np.ndarray = ()) -> StreamDecoder:
         """A decoder that holds back the bytes of an unfinished character."""
         return _ByteDecoder()
 

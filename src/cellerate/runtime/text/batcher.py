@@ -72,7 +72,7 @@ class Ticket:
         self.error: Exception | None = None
         self._prompt, self._left, self._rules = prompt, max_tokens, rules
         self._tokenizer, self._stop = tokenizer, stop
-        self._stream = None if tokenizer is None else TextStream(tokenizer, stop)
+        self._stream = None if tokenizer is None else TextStream(tokenizer, stop, prompt.ids)
         self._cancellation = cancellation
         self._unwanted = False
         self._joins_others = False

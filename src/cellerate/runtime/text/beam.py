@@ -56,13 +56,13 @@ def beam_search(
     check_whole("beams", beams, 1, _MOST_BEAMS)
     check_whole("max_tokens", max_tokens, 0, MOST_STEPS)
     check_real("length_penalty", length_penalty, lambda x: x >= 0, "of at least 0")
-    TextStream(tokenizer, stop)  # checks `stop`
+    prompt = np.asarray(prompt)
+    TextStream(tokenizer, stop, prompt)  # checks `stop`
     if len(prompt) == 0:
         raise ConfigError("the prompt is empty: give at least one character to continue.")
-    state, logits = steps.read(steps.initial_state(), np.asarray(prompt)[None])
+    state, logits = steps.read(steps.initial_state(), prompt[None])
     alive = [_Candidate((), (), 0.0)]
     finished: list[tuple[_Candidate, str]] = []
-    longest_stop = max(map(len, stop), default=0)
     for _ in range(max_tokens):
         if not np.isfinite(logits).all():
             raise ModelError(DIVERGED)
@@ -78,7 +78,7 @@ def beam_search(
         ]
         going = []
         for row, candidate in enumerate(extended):
-            text = _end_of_stop(tokenizer, candidate, stop, longest_stop)
+            text = _end_of_stop(tokenizer, prompt, candidate, stop)
             if text is None:
                 going.append(row)
             else:
@@ -88,7 +88,7 @@ def beam_search(
             break
         state, logits = steps.step(state[parents[going]], ids[going])
     found = [(candidate, text, "stop") for candidate, text in finished]
-    found += [(candidate, tokenizer.decode(candidate.ids), "length") for candidate in alive]
+    found += [(candidate, _continued(tokenizer, prompt, candidate), "length") for candidate in alive]
     found.sort(key=lambda one: -one[0].total / max(1, len(one[0].ids)) ** length_penalty)
     return [
         Completion(text, np.int32(one.ids), np.float32(one.scores), reason)  # type: ignore[arg-type]
@@ -108,13 +108,23 @@ class _Candidate:
         return _Candidate((*self.ids, token), (*self.scores, score), self.total + score)
 
 
+def _continued(tokenizer: Tokenizer, prompt: np.ndarray, candidate: _Candidate) -> str:
+    """The text of a candidate after a prompt."""
+    stream = TextStream(tokenizer, (), prompt)
+    return stream.push(np.array(candidate.ids, np.int32)) + stream.finish()
+
+
 def _end_of_stop(
-    tokenizer: Tokenizer, candidate: _Candidate, stop: Sequence[str], longest: int
+    tokenizer: Tokenizer, prompt: np.ndarray, candidate: _Candidate, stop: Sequence[str]
 ) -> str | None:
     """The text before the stop text that the last id completed; None if it completed none."""
-    # An id gives at least one byte, and a character has at most four.
-    if not stop or not any(text in tokenizer.decode(candidate.ids[-4 * longest - 4 :]) for text in stop):
+    if not stop:
         return None
-    stream = TextStream(tokenizer, stop)
-    text = stream.push(np.array(candidate.ids))
+    # An id gives at least one byte, and a character has at most four.
+    most = 4 * max(map(len, stop)) + 4
+    last = [*prompt[-most:].tolist(), *candidate.ids][-most:]
+    if not any(text in tokenizer.decode(last) for text in stop):
+        return None
+    stream = TextStream(tokenizer, stop, prompt)
+    text = stream.push(np.array(candidate.ids, np.int32))
     return text if stream.stopped else None

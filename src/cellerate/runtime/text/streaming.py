@@ -18,6 +18,7 @@ class TextStream:
     Args:
         tokenizer: What the ids mean.
         stop: Texts that end it. The first to be complete counts; if several complete at once, the leftmost.
+        prompt: (N,) the ids that it continues, on which its first space may depend.
 
     Attributes:
         stopped: Whether a stop text has come. Nothing may be pushed after that.
@@ -26,7 +27,7 @@ class TextStream:
         ConfigError: A stop text is empty, or `stop` is not a list of texts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], prompt: np.ndarray) -> None:
         if isinstance(stop, str):
             raise ConfigError(
                 f"{argument('stop')} is the text {stop!r}; expected a list of texts: [{stop!r}]."
@@ -36,7 +37,7 @@ class TextStream:
         if not all(stop):
             raise ConfigError("a stop text is empty: it would end every generation at once.")
         self.stopped = False
-        self._decoder = tokenizer.stream_decoder()
+        self._decoder = tokenizer.stream_decoder(prompt)
         self._stop = tuple(stop)
         self._held = ""
 
@@ -64,13 +65,16 @@ class TextStream:
         return held[: len(held) - keep]
 
 
-def pieces(chunks: Iterable[np.ndarray], tokenizer: Tokenizer, stop: Sequence[str] = ()) -> Iterator[str]:
+def pieces(
+    chunks: Iterable[np.ndarray], tokenizer: Tokenizer, stop: Sequence[str], prompt: np.ndarray
+) -> Iterator[str]:
     """The text of a sequence's ids, piece by piece, up to the first stop text.
 
     Args:
         chunks: (N,) ids each. No more are requested once a stop text has come.
         tokenizer: What the ids mean.
         stop: Texts that end the sequence; they are not shown.
+        prompt: (N,) the ids that the sequence continues.
 
     Returns:
         An iterator over pieces that are safe to show. The arguments are checked at once.
@@ -78,7 +82,7 @@ def pieces(chunks: Iterable[np.ndarray], tokenizer: Tokenizer, stop: Sequence[st
     Raises:
         ConfigError: A stop text is empty.
     """
-    return _pieces(chunks, TextStream(tokenizer, stop))
+    return _pieces(chunks, TextStream(tokenizer, stop, prompt))
 
 
 def _pieces(chunks: Iterable[np.ndarray], stream: TextStream) -> Iterator[str]:

@@ -214,7 +214,7 @@ class NextTokenModel:
         check_whole("max_tokens", max_tokens, 0, MOST_STEPS)
         ids = self._encoded(prompt, errors)
         drawn = stream(self.steps, ids, int(max_tokens), rules or SamplingRules(), cancelled)
-        return pieces(drawn, self.tokenizer, stop)
+        return pieces(drawn, self.tokenizer, stop, ids)
 
     def beam_search(
         self,

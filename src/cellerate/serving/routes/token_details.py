@@ -52,6 +52,7 @@ class TokenReader:
         if tell:
             return self.drawn(ids)
         self._state, self._logits = self._steps.read(self._state, ids[np.newaxis])
+        self._decoder = self._tokenizer.stream_decoder(ids)
         self._offset = len(self._text)
         return None
 
@@ -85,7 +86,7 @@ class TokenReader:
     def _name(self, number: int) -> str:
         """The text of an id, or its byte if that is not a whole character."""
         if number not in self._names:
-            text = self._tokenizer.decode([number])
+            text = self._tokenizer.token_text(number)
             if _UNREADABLE in text or not text:
                 text = f"bytes:\\x{number:02x}" if self._tokenizer.kind == "bytes" else f"token_id:{number}"
             self._names[number] = text

@@ -80,7 +80,7 @@ def generate_text(
     stepper = KerasStepper(model.model)
     _check_vocabulary(stepper.vocabulary_size, model.tokenizer)
     drawn = generate_ids(stepper, ids, max_tokens=max_tokens, rules=rules)
-    return pieces((np.array([token]) for token in drawn), model.tokenizer, stop)
+    return pieces((np.array([token]) for token in drawn), model.tokenizer, stop, ids)
 
 
 def _packed(model: TextModel, precision: str, device: str, *, demanded: bool) -> PackedModel | None:
