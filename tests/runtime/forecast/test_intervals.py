@@ -12,6 +12,7 @@ from cellerate.runtime.forecast.intervals import (
     conformity_scores,
     interval,
     interval_coverage,
+    point_of,
     scale_floor,
     window_scale,
 )
@@ -116,6 +117,22 @@ def test_interval_coverage_counts_the_edges_and_gives_the_mean_width():
     truth = np.array([[1.0], [2.0], [3.0], [9.0]])
     both = np.stack([np.full((4, 1), 1.0), np.array([[2.0], [2.0], [3.5], [8.5]])], axis=-1)
     assert interval_coverage(truth, {0.8: both}) == {"0.8": {"coverage": 0.75, "width": 3.0}}
+
+
+@pytest.mark.parametrize(
+    ("quantiles", "wanted"),
+    [
+        ((), [[1.0, 2.0, 4.0, 8.0]]),
+        ((0.1, 0.5, 0.8, 0.9), [2.0]),
+        ((0.1, 0.4, 0.6, 0.9), [3.0]),
+        ((0.1, 0.2, 0.3, 0.9), [4.0 + 4.0 / 3]),
+        ((0.1, 0.2, 0.3, 0.4), [8.0]),
+        ((0.6, 0.7, 0.8, 0.9), [1.0]),
+    ],
+)
+def test_point_forecast_is_the_median_of_quantiles(quantiles, wanted):
+    point = point_of(np.array([[1.0, 2.0, 4.0, 8.0]]), quantiles)
+    np.testing.assert_allclose(point, wanted, rtol=1e-12)
 
 
 def test_interval_around_forecasts_that_are_all_off_by_the_same_holds_them_all():

@@ -128,11 +128,13 @@ def test_forecaster_begins_as_nlinear_and_stays_so_if_no_epoch_is_better(tmp_pat
     assert any("before the first epoch: val_loss" in told for told in heard.messages)
 
 
-@pytest.mark.parametrize("quantile", [(0.1, 0.5, 0.9), (0.05, 0.1, 0.5), (0.5, 0.6), (0.3,)])
+@pytest.mark.parametrize("quantile", [(0.1, 0.5, 0.9), (0.05, 0.1, 0.5), (0.5, 0.6), (0.3,), (0.1, 0.9)])
 def test_quantiles_begin_at_those_of_the_residuals_of_the_training_windows(tmp_path, quantile):
     path, heard = table(tmp_path / "d.csv"), Heard()
     fit(path, rate=NEVER, quantile=quantile, target=["wind", "load"], display=heard)
-    assert any("has no 0.5" in told for told in heard.messages) == (0.5 not in quantile)
+    said = [told for told in heard.messages if "has no 0.5" in told]
+    assert len(said) == (0.5 not in quantile)
+    assert all(("between 0.1 and 0.9" in told) == (len(quantile) == 2) for told in said)
     model = forecaster_of(open_model(path.with_suffix(".keras")))
     data = model.open([path])
     split = model.options.split(data)

@@ -10,6 +10,7 @@ Source:
     exchangeability", 2023, for calibrating on the newest data where they drift.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -297,8 +298,21 @@ def interval_coverage(
 
 
 def point_of(forecast: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
-    """Return a point forecast (..., targets): the forecast itself, or the quantile nearest to the median."""
-    return forecast[..., int(np.argmin(np.abs(np.array(quantiles) - 0.5)))] if quantiles else forecast
+    """Return a point forecast (..., targets): the forecast itself, or the median.
+
+    The median of quantiles without 0.5 is interpolated between its neighbours; beyond all of them, the nearest stands
+    for it.
+    """
+    if not quantiles:
+        return forecast
+    above = bisect.bisect_left(quantiles, 0.5)
+    if above == len(quantiles):
+        return forecast[..., -1]
+    if above == 0 or quantiles[above] == 0.5:
+        return forecast[..., above]
+    low, high = quantiles[above - 1], quantiles[above]
+    below = forecast[..., above - 1]
+    return below + (0.5 - low) / (high - low) * (forecast[..., above] - below)
 
 
 def _edges(forecast: np.ndarray, quantiles: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cellerate.errors import DataError, ModelError
-from cellerate.runtime.forecast import ForecastSettings, forecast_settings
+from cellerate.runtime.forecast import ForecastSettings, forecast_settings, point_of
 from cellerate.runtime.packed import PackedModel
 from cellerate.runtime.program import by_name
 from cellerate.serving.sessions.streams import SessionStreams
@@ -98,9 +98,8 @@ class SeriesRows:
         return made.reshape(len(made), *row)
 
     def next_row(self, made: np.ndarray) -> np.ndarray:
-        """Return the (N, targets) forecasts of the next row; the middle one of quantiles."""
-        first: np.ndarray = made[:, 0]
-        return first[..., len(self.settings.quantiles) // 2] if self.settings.quantiles else first
+        """Return the (N, targets) forecasts of the next row; the median of quantiles."""
+        return point_of(made[:, 0], self.settings.quantiles)
 
     def score(self, rows: np.ndarray, expected: np.ndarray) -> np.ndarray:
         """Return the (N,) distances of (N, F) rows from the (N, targets) expected values."""
@@ -122,7 +121,7 @@ class ForecastStreams(SessionStreams):
     Each push returns `forecast`, (horizon, targets) or (horizon, targets, Q) in the units of the data, for the rows
     after its last row; and `score`, (k,): the distance of each row from the forecast made before it, as the root mean
     square over the targets in standard deviations of the training data. The score is NaN for the very first row, and
-    if a target is not a feature. Among quantiles, the middle one counts as the forecast.
+    if a target is not a feature. The median of quantiles counts as the forecast.
 
     Args:
         model: A packed model of `train series`.

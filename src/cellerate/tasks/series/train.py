@@ -1,5 +1,6 @@
 """The series task: train a forecaster, and judge it against naive forecasts."""
 
+import bisect
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -236,7 +237,14 @@ def _frequency_of(data: SeriesData) -> dict[str, Any]:
 
 
 def _stands_in(quantiles: Sequence[float]) -> Message:
-    """The quantile that is the point forecast where 0.5 is not among them."""
+    """What is the point forecast of quantiles without 0.5."""
+    place = bisect.bisect(quantiles, 0.5)
+    if 0 < place < len(quantiles):
+        low, high = quantiles[place - 1 : place + 1]
+        return Message(
+            f"{argument('quantile')} has no 0.5: the point forecast, its errors and the verdict are those of a value "
+            f"interpolated between {low:g} and {high:g}."
+        )
     return Message(
         f"{argument('quantile')} has no 0.5: the point forecast, its errors and the verdict are those of "
         f"{quantiles[middle_place(quantiles)]:g}."
