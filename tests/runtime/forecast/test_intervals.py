@@ -117,6 +117,9 @@ def test_interval_coverage_counts_the_edges_and_gives_the_mean_width():
     truth = np.array([[1.0], [2.0], [3.0], [9.0]])
     both = np.stack([np.full((4, 1), 1.0), np.array([[2.0], [2.0], [3.5], [8.5]])], axis=-1)
     assert interval_coverage(truth, {0.8: both}) == {"0.8": {"coverage": 0.75, "width": 3.0}}
+    # Two targets may have two units.
+    both, truth = np.repeat(both, 2, axis=1), np.repeat(truth, 2, axis=1)
+    assert interval_coverage(truth, {0.8: both}) == {"0.8": {"coverage": 0.75}}
 
 
 @pytest.mark.parametrize(

@@ -285,15 +285,15 @@ def interval_coverage(
         intervals: By level (..., targets, 2): low and high, in the same units.
 
     Returns:
-        By level, such as "0.8": `coverage`, a share, and `width`, the mean in the units of the data.
+        By level, such as "0.8": `coverage`, a share, and of a single target `width`, the mean in the units of the
+        data; several targets may have several units.
     """
     found = {}
     for level, both in intervals.items():
-        inside = (truth >= both[..., 0]) & (truth <= both[..., 1])
-        found[f"{level:g}"] = {
-            "coverage": float(inside.mean()),
-            "width": float((both[..., 1] - both[..., 0]).mean()),
-        }
+        low, high = both[..., 0], both[..., 1]
+        figures = found[f"{level:g}"] = {"coverage": float(((truth >= low) & (truth <= high)).mean())}
+        if truth.shape[-1] == 1:
+            figures["width"] = float((high - low).mean())
     return found
 
 
