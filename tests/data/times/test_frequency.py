@@ -71,6 +71,40 @@ def test_frequency_of_times_has_a_name_a_season_and_a_next_time(rows, name, seas
     assert Frequency.from_config(frequency.to_config()) == frequency
 
 
+def on_weekdays(rows, roll):
+    return np.busday_offset(rows.astype("datetime64[D]"), 0, roll=roll).astype("datetime64[us]")
+
+
+@pytest.mark.parametrize("step", [1, 3, 12])
+@pytest.mark.parametrize(("end", "roll"), [(True, "backward"), (False, "forward")])
+def test_business_months_go_on_at_business_months(step, end, roll):
+    rows = on_weekdays(months("1990-01", "2021-01", end=end), roll)[::step]
+    half = len(rows) // 2
+    frequency = found(rows[:half])
+    assert frequency.name == {1: "months", 3: "quarters", 12: "years"}[step]
+    np.testing.assert_array_equal(frequency.after(rows[half - 1], len(rows) - half), rows[half:])
+    assert not frequency.gaps(rows[:-1], rows[1:]).any()
+    assert Frequency.from_config(frequency.to_config()) == frequency
+
+
+def test_business_months_go_on_after_holidays_moved_some_of_them():
+    rows = on_weekdays(months("2012-01", "2020-01", end=True), "backward")
+    moved = rows - np.timedelta64(1, "D") * np.isin(np.arange(len(rows)), [14, 50, 95])
+    following = found(moved).after(moved[-1], 3)
+    np.testing.assert_array_equal(following, times("2020-01-31", "2020-02-28", "2020-03-31"))
+
+
+def test_third_fridays_are_months_and_other_long_steps_are_not():
+    starts = months("2012-01", "2020-01").astype("datetime64[D]")
+    fridays = np.busday_offset(starts, 2, roll="forward", weekmask="Fri").astype("datetime64[us]")
+    frequency = found(fridays)
+    assert frequency.name == "months"
+    months_on = frequency.after(fridays[-1], 14).astype("datetime64[M]")
+    np.testing.assert_array_equal(months_on, np.datetime64("2020-01") + np.arange(14))
+    assert found(every("2020-01-10", 12, 30, "D")).name == "30 days"
+    assert found(np.delete(fridays, 5)).name != "months"
+
+
 def test_month_ends_go_on_at_month_ends():
     frequency = found(months("2019-01", "2020-02", end=True))
     assert frequency.after(np.datetime64("2020-01-31"), 3).astype("datetime64[D]").astype(str).tolist() == [
@@ -221,7 +255,7 @@ def test_damaged_frequency_is_refused():
         {"step": 0},
         {"step": math.inf},
         {"step": math.nan},
-        {"day": 32},
+        {"day": 34},
         {"day": -1},
     ):
         with pytest.raises(ValueError, match="frequency"):

@@ -41,8 +41,10 @@ _SHORT = {
 WEEKDAYS = ("business-day", "trading-day")
 _EXAMPLES = "'15min', 'hour', 'day', 'business-day', 'trading-day', 'week', 'month', 'quarter', 'year'"
 _MOST_HOLIDAYS = 100_000
-# The day of the month that stands for its last day.
-_MONTH_END = 31
+# The days of the month that stand for its last day, and for its first and last day from Monday to Friday.
+_MONTH_END, _FIRST_WEEKDAY, _LAST_WEEKDAY = 31, 32, 33
+# How many days holidays move the first or last business day of a month.
+_MOVED = np.timedelta64(3, "D")
 _OF_ITS_OWN_STEPS = 8
 # The range of NumPy's times, in microseconds.
 _MOST_STEP = 2.0**63
@@ -56,7 +58,8 @@ class Frequency:
         unit: "time" for constant steps, "business-day" (Monday to Friday), "trading-day" (without holidays), "month",
             or "number" where times are plain numbers.
         step: For "time" in microseconds, for "month" in months, for weekdays 1, for "number" the step.
-        day: For "month" the day of the month, 31 for its end; else 0.
+        day: For "month" the day of the month, 31 for its end, 32 for its first and 33 for its last day from Monday to
+            Friday, 0 for that of the last row; else 0.
         zone: The time zone or offset of the calendar; "" for the times as they stand.
         holidays: For "trading-day" the weekdays on which no series has a row: ISO dates, rising.
     """
@@ -142,7 +145,7 @@ class Frequency:
         days = tuple(np.datetime_as_string(np.array(holidays, "M8[D]")).tolist())
         found = cls(str(config["unit"]), float(config["step"]), int(config["day"]), str(config["zone"]), days)
         units = ("time", *WEEKDAYS, "month", "number")
-        if found.unit not in units or not 0 < found.step < _MOST_STEP or not 0 <= found.day <= _MONTH_END:
+        if found.unit not in units or not 0 < found.step < _MOST_STEP or not 0 <= found.day <= _LAST_WEEKDAY:
             raise ValueError(f"a frequency of {config!r:.80}")
         return found
 
@@ -154,6 +157,8 @@ class Frequency:
         if self.unit in WEEKDAYS:
             return np.busday_offset(day, numbers, roll="backward").astype("datetime64[us]") + clock
         month = local.astype("datetime64[M]") + (numbers * round(self.step)).astype("timedelta64[M]")
+        if self.day in (_FIRST_WEEKDAY, _LAST_WEEKDAY):
+            return _weekday_of(month, self.day).astype("datetime64[us]") + clock
         ends = (month + _MONTH).astype("datetime64[D]") - _DAY
         # A last row on another day than the others (because of a holiday) does not move the times that follow.
         wanted = (self.day or int((day - day.astype("datetime64[M]")).astype(int)) + 1) - 1
@@ -298,13 +303,17 @@ def _trading(holidays: np.ndarray, zone: str) -> Frequency:
 
 def _monthly(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:
     found = _days_of_months(times, zone)
-    if found is None:
-        return None
-    day, zone = found
-    months = np.diff(_months(to_local(times, zone)))[inside]
+    day, zone = found or (0, zone)
+    local = to_local(times, zone)
+    months = np.diff(_months(local))[inside]
     count = round(float(np.median(months)))
     if count < 1 or months.min() < 1 or (months % count).any():
         return None
+    if found is None:
+        # On other days, such as third Fridays, but without a gap, and not in steps of as many days.
+        steps = np.diff(local.astype("datetime64[D]"))[inside]
+        if len(steps) < _OF_ITS_OWN_STEPS or (months != count).any() or (steps == steps[0]).all():
+            return None
     return Frequency("month", count, day, zone)
 
 
@@ -324,14 +333,30 @@ def _days_of_months(times: np.ndarray, zone: str) -> tuple[int, str] | None:
 
 
 def _day_of_month(days: np.ndarray) -> int | None:
-    """The day on which all rows lie, 31 for the end of the month, or None."""
+    """The day on which all rows lie, as in `Frequency.day`, or None.
+
+    Holidays may move single rows that lie on the first or last weekday.
+    """
     month = days.astype("datetime64[M]")
     number = (days - month.astype("datetime64[D]")).astype(np.int64) + 1
     length = ((month + _MONTH).astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64)
     if (number == length).all():
         return _MONTH_END
     highest = int(number.max())
-    return highest if (number == np.minimum(highest, length)).all() else None
+    if (number == np.minimum(highest, length)).all():
+        return highest
+    for day, sign in ((_FIRST_WEEKDAY, 1), (_LAST_WEEKDAY, -1)):
+        moved = sign * (days - _weekday_of(month, day))
+        if ((moved >= np.timedelta64(0, "D")) & (moved <= _MOVED)).all() and np.is_busday(days).all():
+            return day
+    return None
+
+
+def _weekday_of(month: np.ndarray, day: int) -> np.ndarray:
+    """The first or last weekday of months."""
+    if day == _FIRST_WEEKDAY:
+        return np.busday_offset(month.astype("datetime64[D]"), 0, roll="forward")
+    return np.busday_offset((month + _MONTH).astype("datetime64[D]") - _DAY, 0, roll="backward")
 
 
 def _months(times: np.ndarray) -> np.ndarray:
