@@ -133,6 +133,14 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
     "loss": (lambda: model_of(loss=own_loss, metrics=["mae"]), "no loss 'own_loss'"),
     "several losses": (lambda: model_of(loss=["mse", "mae"]), "several losses for its only output"),
+    "moving weight": (
+        lambda: model_of(loss_weights=[keras.Variable(2.0, trainable=False)]),
+        "whose value may change",
+    ),
+    "moving loss": (
+        lambda: model_of(loss=keras.losses.Huber(delta=keras.Variable(0.5, trainable=False))),
+        "the loss 'huber_loss' with delta=",
+    ),
     "nearest loss": (
         lambda: model_of(loss=keras.losses.Dice(name="mean_square_error")),
         "such as 'mean_squared_error'",

@@ -46,6 +46,14 @@ def _regularize(model: keras.Model) -> None:
     model.layers[-1].kernel.regularizer = keras.regularizers.L2(0.5)
 
 
+def _strengthen(model: keras.Model) -> None:
+    model.layers[0].cell.kernel.regularizer.l2 = 0.5
+
+
+def _replace_optimizer(model: keras.Model) -> None:
+    model.optimizer = keras.optimizers.SGD(0.0)
+
+
 def _keep_all(model: keras.Model) -> None:
     model.layers[1].rate = 0.0
 
@@ -58,7 +66,7 @@ def _activate(model: keras.Model) -> None:
     model.layers[-1].activation = keras.activations.tanh
 
 
-CHANGES = [_clip, _momentum, _decay, _constrain, _regularize, _average, _activate]
+CHANGES = [_clip, _momentum, _decay, _constrain, _regularize, _strengthen, _average, _activate]
 
 
 def _everything(model: keras.Model) -> None:
@@ -70,7 +78,8 @@ def _everything(model: keras.Model) -> None:
 
 def _model(engine: str | None, *, averaged: bool = False) -> keras.Model:
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((5, 2)), layers.LSTM(4), layers.Dropout(0.5), layers.Dense(1)])
+    lstm = layers.LSTM(4, kernel_regularizer=keras.regularizers.L2(0.01))
+    model = keras.Sequential([keras.Input((5, 2)), lstm, layers.Dropout(0.5), layers.Dense(1)])
     if not TORCH:
         model.layers[1].rate = 0.0
     optimizer = keras.optimizers.SGD(
@@ -118,7 +127,7 @@ def test_settings_changed_between_steps_apply_as_in_keras() -> None:
 
 
 @pytest.mark.skipif(not TORCH, reason="elsewhere a step keeps what it began with")
-@pytest.mark.parametrize("change", [_freeze, _activate])
+@pytest.mark.parametrize("change", [_freeze, _activate, _strengthen, _replace_optimizer])
 def test_setting_changed_within_an_epoch_applies_to_the_next_batch(
     change: Callable[[Any], None],
 ) -> None:
@@ -153,3 +162,21 @@ def test_layer_unfrozen_after_a_step_is_refused_or_trains_after_compile(engine: 
     model.train_on_batch(X, Y)
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
     assert (model.get_weights()[-1] != before[-1]).any()
+
+
+class _Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that asks for what Keras passes: a variable."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.05 * 0.5 ** keras.ops.cast(step.value, "float32")
+
+
+def test_schedule_that_needs_kerass_variable_of_steps_trains_as_in_keras() -> None:
+    found = []
+    for engine in ("require", None):
+        model = _model(engine)
+        _keep_all(model)
+        model.compile(keras.optimizers.SGD(_Halving()), "mse")
+        model.fit(X, Y, 4, epochs=2, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    _assert_alike(*found)

@@ -3,10 +3,10 @@
 import difflib
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from keras import losses, metrics
 from keras.src import tree
 from keras.src.losses.losses import LossFunctionWrapper
@@ -18,6 +18,8 @@ from cellerate.kernels.training.cpu import Kinks, LossRule, MeasureRule
 _SEVERAL = (
     "it has several losses for its only output: Keras takes the first or all, by the form of the targets"
 )
+# On TensorFlow and torch Keras multiplies by the value that a variable has in each step.
+_MOVING_WEIGHT = "a weight of its losses is a tensor or a variable, whose value may change"
 _BY_WEIGHT = "mean_with_sample_weight"
 _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 # The registered name of Cellerate's own loss, in `models.losses`, which this room does not import.
@@ -132,6 +134,8 @@ def objectives_of(model: keras.Model) -> list[Objective] | str:
         rule = _loss_rule(loss)
         if isinstance(rule, str):
             return rule
+        if factor is not None and not isinstance(factor, Real):
+            return _MOVING_WEIGHT
         place = places
         for step in path:
             place = place[step]
@@ -148,7 +152,9 @@ def unknown_losses(model: keras.Model) -> list[str]:
     if len(given) > 1 and graph is not None and not tree.is_nested(graph._outputs_struct):
         return [_SEVERAL]
     rules = [_loss_rule(loss) if (loss := _as_loss(one)) is not None else _misnamed(one) for one in given]
-    return [rule for rule in rules if isinstance(rule, str)]
+    weights = tree.flatten(getattr(model._compile_loss, "_user_loss_weights", None))
+    moving = any(one is not None and not isinstance(one, Real) for one in weights)
+    return [*(rule for rule in rules if isinstance(rule, str)), *([_MOVING_WEIGHT] if moving else [])]
 
 
 def _as_loss(given: Any) -> keras.losses.Loss | None:
@@ -215,7 +221,7 @@ def _loss_rule(loss: Any) -> LossRule | str:
         fixed = key in ("axis", "ignore_class")
         if (
             (fixed and value != expected[key])
-            or (key in own and np.ndim(value) > 0)
+            or (key in {"label_smoothing", *own} and not isinstance(value, Real))
             or key not in {**expected, **own}
         ):
             return f"the engine does not have the loss {name!r} with {key}={value!r}"

@@ -306,6 +306,8 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
     if model.optimizer is not None:
         owners.append(vars(model.optimizer))
     weights = [vars(weight) for weight in model.weights]
+    rules = [weight[name] for weight in weights for name in ("_regularizer", "_constraint")]
+    owners += [vars(rule) for rule in rules if hasattr(rule, "__dict__")]
     plain = [*_getters(owners, _is_plain)]
     plain += [(operator.itemgetter("_trainable", "_constraint", "_regularizer"), one) for one in weights]
     objects = [*_getters(owners, _is_object)]
@@ -313,7 +315,7 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
     def settings() -> tuple[Any, ...]:
         try:
             values = [get(owner) for get, owner in plain]
-            return (*values, *(tuple(map(id, get(owner))) for get, owner in objects))
+            return (id(model.optimizer), *values, *(tuple(map(id, get(owner))) for get, owner in objects))
         except KeyError:
             # A setting was deleted: return a value that equals no earlier one.
             return (object(),)

@@ -170,6 +170,7 @@ class StepCounter:
         rate = optimizer._learning_rate
         self._rate = rate if isinstance(rate, keras.Variable) else None
         self._schedule = rate
+        self._schedule_step: keras.Variable | None = None
         self._norms = norms_of(optimizer)
         # Keras's compiled function keeps these settings, too; on torch a change makes a new counter.
         self._decay = float(optimizer.weight_decay or 0.0)
@@ -226,7 +227,19 @@ class StepCounter:
     def _learning_rate(self, done: int) -> float:
         if self._rate is not None:
             return float(self._array(self._rate))
-        return float(keras.ops.convert_to_numpy(self._schedule(np.int32(done))))
+        return float(keras.ops.convert_to_numpy(self._scheduled(done)))
+
+    def _scheduled(self, done: int) -> Any:
+        """What the schedule returns for a step."""
+        if self._schedule_step is None:
+            try:
+                return self._schedule(np.int32(done))
+            except (AttributeError, TypeError):
+                # A user's own schedule may need the variable that Keras passes.
+                iterations = self._optimizer._iterations
+                self._schedule_step = keras.Variable(0, trainable=False, dtype=iterations.dtype)
+        self._schedule_step.assign(done)
+        return self._schedule(self._schedule_step)
 
 
 def _sgd(optimizer: Any) -> OptimizerUpdate:
