@@ -36,6 +36,7 @@ CLIENT_GONE = 499
 # error. On all other paths an error is {"error": message}, as in V2 and TensorFlow Serving.
 _MISSING = "chat|responses|moderations|audio|images|videos|files|uploads|batches|fine_tuning|vector_stores"
 _OPENAI = re.compile(rf"/v1/(completions|embeddings|models(/[^/:]+)?|({_MISSING})(/.*)?)")
+_LARGEST = float(np.finfo(np.float32).max)
 _Found = TypeVar("_Found")
 _Form = TypeVar("_Form", bound=msgspec.Struct)
 # Values, beside false, with which a field has no effect.
@@ -137,8 +138,29 @@ def decoded_strictly(
         raise RequestError(400, f"the body does not fit: {_sentence(error)}") from error
 
 
-def array_of(what: str, value: Any) -> np.ndarray:
+def inputs_of(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays of a model's inputs, by name, from JSON lists of numbers, or of booleans for a mask.
+
+    Raises:
+        ConfigError: As `array_of`, or float32 cannot hold a number.
+    """
+    found = {}
+    for name, value in values.items():
+        what = f"input {name!r:.100}"
+        array = found[name] = array_of(what, value, "bfiu")
+        # JSON has no infinity, so a number that would become one was too large.
+        if array.dtype.kind == "f" and np.abs(array).max() > _LARGEST:
+            raise ConfigError(f"{what} has a number that float32 cannot hold.")
+    return found
+
+
+def array_of(what: str, value: Any, kinds: str = "fiu") -> np.ndarray:
     """Return an array from JSON lists.
+
+    Args:
+        what: Its name in messages.
+        value: The lists.
+        kinds: The kinds of NumPy types that it may have.
 
     Raises:
         ConfigError: Rows have different lengths, or a value is not a number.
@@ -147,7 +169,7 @@ def array_of(what: str, value: Any) -> np.ndarray:
         found = np.array(value)
     except ValueError as error:
         raise ConfigError(f"{what} has rows of different lengths.") from error
-    if found.dtype.kind not in "fiu" or found.ndim == 0 or found.size == 0:
+    if found.dtype.kind not in kinds or found.ndim == 0 or found.size == 0:
         raise ConfigError(f"{what} must be numbers, not {str(value)[:60]!r}.")
     return found
 

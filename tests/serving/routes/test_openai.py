@@ -1,5 +1,6 @@
 """OpenAI's official client against a server: texts and vectors must equal those of the model."""
 
+import asyncio
 import base64
 import math
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from cellerate.runtime.packed import load
 from cellerate.runtime.text.sampling import sample, sampling_rules
+from cellerate.serving.routes import completions
 from support.servers import CHARACTERS, Server, embed_cell, plain_cell, serving, text_cell
 
 PROMPT = "abc"
@@ -209,6 +211,38 @@ def test_greedy_completion_takes_the_likeliest(client, model):
 def test_request_that_cannot_be_answered_gives_the_reason(client, given, message):
     with pytest.raises(openai.BadRequestError, match=message):
         client.completions.create(**({"model": "text", "prompt": PROMPT} | given))
+
+
+def test_answer_with_too_many_log_probabilities_is_refused_before_it_is_drawn(client):
+    options = {"model": "text", "prompt": PROMPT, "max_tokens": 90_000, "n": 2, "seed": 1}
+    with pytest.raises(openai.APIStatusError, match="the answer would have 3,780,000 numbers") as caught:
+        client.completions.create(**options, logprobs=20)
+    assert caught.value.status_code == 413
+    # A stream keeps nothing.
+    with client.completions.create(**options, logprobs=20, stream=True) as stream:
+        assert next(iter(stream)).choices[0].logprobs.top_logprobs
+
+
+def test_streams_wait_for_a_client_that_does_not_read():
+    made = [0, 0]
+
+    async def stream(number):
+        while True:
+            made[number] += 1
+            yield {"number": number}
+            await asyncio.sleep(0)
+
+    async def read():
+        merged = completions._merged([stream(0), stream(1)])
+        numbers = [(await anext(merged))["number"] for _ in range(10)]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        await merged.aclose()
+        return numbers
+
+    numbers = asyncio.run(read())
+    assert {*numbers} == {0, 1}
+    assert sum(made) <= 10 + 6
 
 
 def test_ignored_fields_change_nothing(client):

@@ -120,12 +120,24 @@ def test_forecaster_reads_rows_in_the_units_of_the_data_and_scores_each(http, fi
         assert "each step must be 2 numbers, load, wind" in answer.json()["error"]
 
 
-def test_number_too_large_for_float32_affects_only_its_series(http):
+def test_number_too_large_for_float32_is_refused_and_affects_no_series(http):
     for name in ("huge", "beside", "alone"):
         push(http, name, [[1.0, 2.0]], "series", begin=True)
     alone = push(http, "alone", [[3.0, 4.0]], "series").json()["outputs"]
-    assert push(http, "huge", [[1e308, 2.0]], "series").status_code == 200
+    answer = push(http, "huge", [[1e308, 2.0]], "series")
+    assert answer.status_code == 400
+    assert "column 'load' has a number that is too large for float32" in answer.json()["error"]
     assert push(http, "beside", [[3.0, 4.0]], "series").json()["outputs"] == alone
+    # Nothing of it was read.
+    assert push(http, "huge", [[3.0, 4.0]], "series").json()["outputs"] == alone
+
+
+def test_number_too_large_for_float32_is_refused_in_a_model_of_numbers_and_not_read(http):
+    for name in ("big", "small"):
+        push(http, name, [[1.0, 2.0, 3.0]], begin=True)
+    assert push(http, "big", [[1e39, 2.0, 3.0]]).status_code == 400
+    found = [push(http, name, [[1.0, 2.0, 3.0]]).json()["outputs"] for name in ("big", "small")]
+    assert found[0] == found[1]
 
 
 def test_state_moves_to_another_session_and_not_to_another_model(http, files):

@@ -87,6 +87,15 @@ def test_request_that_cannot_be_computed_gives_the_reason(http, path, given, sta
     assert message in answer.json()["error"]
 
 
+def test_booleans_are_0_and_1(http):
+    found = [
+        http.post("/v1/models/plain:predict", json={"instances": [rows]}).json()
+        for rows in ([[True, False, True]], [[1, 0, 1]])
+    ]
+    assert found[0] == found[1]
+    assert "predictions" in found[0]
+
+
 def test_forecast_equals_the_model_in_the_units_of_the_data(http, files):
     rows = draw(9, 2) * SCALER.scale + SCALER.mean
     right = load(files[2]).forecast(rows)

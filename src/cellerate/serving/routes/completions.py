@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from cellerate.errors import CellerateError, DataError
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.text import sampling_rules
+from cellerate.serving.answer_size import check_numbers
 from cellerate.serving.answers import RequestError, json_answer, status_of, unless_gone
 from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics, TextTimes
@@ -169,6 +170,9 @@ class _Job:
         if wanted > most:
             raise RequestError(400, f"max_tokens is {wanted}; at most {most} are drawn here.")
         self._max_tokens = wanted
+        if asked.logprobs is not None and not asked.stream:
+            ids = sum(wanted + (len(choice.ids) if asked.echo else 0) for choice in choices)
+            check_numbers(ids * (asked.logprobs + 1), limits)
         self._stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         self._prompt_tokens = sum({id(each.ids): len(each.ids) for each in choices}.values())
         metrics.prompt_tokens.labels(served.name).inc(self._prompt_tokens)
@@ -343,16 +347,17 @@ async def _merged(streams: Sequence[AsyncGenerator[dict[str, Any]]]) -> AsyncGen
             async for part in only:
                 yield part
         return
-    queue: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
+    # A client that does not read makes the streams wait.
+    queue: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue(len(streams))
 
     async def pump(stream: AsyncGenerator[dict[str, Any]]) -> None:
         try:
             async with contextlib.aclosing(stream):
                 async for part in stream:
-                    queue.put_nowait(part)
-            queue.put_nowait(None)
+                    await queue.put(part)
+            await queue.put(None)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
     tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:

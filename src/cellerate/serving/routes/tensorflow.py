@@ -11,13 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cellerate.errors import ConfigError
-from cellerate.serving.answers import RequestError, array_of, decoded, json_answer
+from cellerate.serving.answers import RequestError, decoded, inputs_of, json_answer
 from cellerate.serving.models import Served
 from cellerate.serving.routes.predicting import predicted
 from cellerate.serving.server_state import VERSION, body_of, served_of
 
 _SIGNATURE: Final = "serving_default"
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,9 +108,4 @@ def _of_columns(served: Served, values: Any) -> dict[str, np.ndarray]:
         if len(names) > 1:
             raise ConfigError(f"the inputs must be given by name, for this model has {', '.join(names)}.")
         values = {names[0]: values}
-    found = {name: array_of(f"input {name!r:.100}", value) for name, value in values.items()}
-    for name, array in found.items():
-        # JSON has no infinity, so a number that would become one was too large.
-        if array.dtype.kind == "f" and np.abs(array).max() > _LARGEST:
-            raise ConfigError(f"input {name!r:.100} has a number that float32 cannot hold.")
-    return found
+    return inputs_of(values)

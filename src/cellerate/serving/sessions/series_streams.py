@@ -36,6 +36,28 @@ def session_streams(model: PackedModel) -> SessionStreams:
         return WindowStreams(model, rows)
 
 
+def check_rows(settings: ForecastSettings, rows: np.ndarray) -> None:
+    """Refuse rows that float32 cannot hold once they are scaled; what else is wrong, a push says.
+
+    Args:
+        settings: How the forecaster reads a series.
+        rows: (..., F) numbers in the units of the data, F features in their order.
+
+    Raises:
+        DataError: A number is too large.
+    """
+    features = settings.reading.features or ()
+    if rows.ndim and rows.shape[-1] == len(features):
+        places = [settings.scaler.columns.index(name) for name in features]
+        with np.errstate(over="ignore"):
+            wrong = np.isinf(settings.scaler.transform(rows, places))
+        if wrong.any():
+            name = features[int(np.argwhere(wrong)[0][-1])]
+            raise DataError(
+                f"column {name!r} has a number that is too large for float32, also after scaling."
+            )
+
+
 class SeriesRows:
     """The rows of a forecaster, in the units of the data and scaled.
 
