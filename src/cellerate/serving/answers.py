@@ -36,6 +36,8 @@ CLIENT_GONE = 499
 # error. On all other paths an error is {"error": message}, as in V2 and TensorFlow Serving.
 _MISSING = "chat|responses|moderations|audio|images|videos|files|uploads|batches|fine_tuning|vector_stores"
 _OPENAI = re.compile(rf"/v1/(completions|embeddings|models(/[^/:]+)?|({_MISSING})(/.*)?)")
+# The characters that a tokenizer file encodes in some 10 ms.
+_MANY_CHARACTERS = 1 << 14
 _LARGEST = float(np.finfo(np.float32).max)
 _Found = TypeVar("_Found")
 _Form = TypeVar("_Form", bound=msgspec.Struct)
@@ -136,6 +138,11 @@ def decoded_strictly(
         return msgspec.convert(fields, form)
     except msgspec.ValidationError as error:
         raise RequestError(400, f"the body does not fit: {_sentence(error)}") from error
+
+
+async def aside(call: Callable[[], _Found], characters: int) -> _Found:
+    """Run a call on a thread of its own if its request has many characters, so that others are answered meanwhile."""
+    return await asyncio.to_thread(call) if characters > _MANY_CHARACTERS else call()
 
 
 def inputs_of(values: Mapping[str, Any]) -> dict[str, np.ndarray]:

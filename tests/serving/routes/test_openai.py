@@ -298,6 +298,10 @@ def test_text_is_tokenized_and_detokenized(server):
         assert back.json() == {"prompt": "hca"}
         # There is only one text model, so its name may be left out.
         assert http.post("/tokenize", json={"prompt": "hca", "add_special_tokens": False}).json() == found
+        long = http.post("/tokenize", json={"model": "text", "prompt": "hca" * 100_000}).json()
+        assert (long["count"], long["tokens"][-3:]) == (300_000, [7, 2, 0])
+        beyond = http.post("/tokenize", json={"model": "text", "prompt": "a" * 2_000_001})
+        assert beyond.status_code == 413
         info = http.get("/tokenizer_info").json()
         assert (info["tokenizer_class"], info["vocab_size"], info["eos_token"]) == (
             "CharacterTokenizer",

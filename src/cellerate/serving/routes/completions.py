@@ -18,7 +18,7 @@ from cellerate.errors import CellerateError, DataError
 from cellerate.kernels.decoder.sampling import SamplingRules
 from cellerate.runtime.text import sampling_rules
 from cellerate.serving.answer_size import check_numbers
-from cellerate.serving.answers import RequestError, json_answer, status_of, unless_gone
+from cellerate.serving.answers import RequestError, aside, json_answer, status_of, unless_gone
 from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics, TextTimes
 from cellerate.serving.models import Served
@@ -138,7 +138,8 @@ async def complete(
     Raises:
         CellerateError: The request cannot be answered.
     """
-    choices = _choices(asked, served, limits)
+    size = sum(len(prompt) for prompt in _prompts(asked.prompt))
+    choices = await aside(functools.partial(_choices, asked, served, limits), size)
     job = _Job(asked, served, choices, limits, metrics)
     if not asked.stream:
         return json_answer(await unless_gone(request, job.whole()))

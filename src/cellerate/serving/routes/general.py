@@ -12,6 +12,7 @@ from cellerate.serving.answer_size import check_numbers
 from cellerate.serving.answers import (
     RequestError,
     array_of,
+    aside,
     decoded,
     decoded_strictly,
     json_answer,
@@ -120,16 +121,18 @@ async def forecast(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """`POST /tokenize`, as vLLM has it."""
     asked = decoded(await body_of(request), TokenizeRequest)
-    ids = _text_model(request, asked.model).model.tokenizer.encode_prompt(asked.prompt)
-    limit = models_of(request).limits.prompt_tokens
-    return json_answer({"tokens": ids.tolist(), "count": len(ids), "max_model_len": limit})
+    tokenizer, limits = _text_model(request, asked.model).model.tokenizer, models_of(request).limits
+    ids = await aside(lambda: tokenizer.encode_prompt(asked.prompt), len(asked.prompt))
+    check_numbers(len(ids), limits)
+    return json_answer({"tokens": ids.tolist(), "count": len(ids), "max_model_len": limits.prompt_tokens})
 
 
 async def detokenize(request: Request) -> Response:
     """`POST /detokenize`, as vLLM has it."""
     asked = decoded(await body_of(request), DetokenizeRequest)
     served = _text_model(request, asked.model)
-    return json_answer({"prompt": served.model.tokenizer.decode(asked.tokens)})
+    text = await aside(lambda: served.model.tokenizer.decode(asked.tokens), len(asked.tokens))
+    return json_answer({"prompt": text})
 
 
 async def tokenizer_info(request: Request) -> Response:

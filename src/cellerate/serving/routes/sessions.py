@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cellerate.errors import CellerateError, DataError
-from cellerate.serving.answers import RequestError, decoded, json_answer, status_of, unless_gone
+from cellerate.serving.answers import RequestError, aside, decoded, json_answer, status_of, unless_gone
+from cellerate.serving.models import Served
 from cellerate.serving.routes.pushing import push_all, push_one, steps_of, worker_of
 from cellerate.serving.server_state import body_of, metrics_of, models_of, served_of
 from cellerate.serving.sessions import Push
@@ -76,14 +78,15 @@ async def end(request: Request) -> Response:
 
 async def push(request: Request) -> Response:
     """`POST /v1/models/NAME/sessions/ID/push`."""
-    served, name = served_of(request), _name(request)
-    asked = decoded(await body_of(request), PushRequest)
+    served, name, body = served_of(request), _name(request), await body_of(request)
+    asked = decoded(body, PushRequest)
+    steps = await aside(lambda: steps_of(served, asked.inputs), len(body))
     work = push_one(
         served,
         metrics_of(request),
         models_of(request).limits,
         name,
-        steps_of(served, asked.inputs),
+        steps,
         begin=asked.begin,
         end=asked.end,
     )
@@ -97,18 +100,7 @@ async def push_lines(request: Request) -> Response:
     if not lines:
         raise RequestError(400, "the body is empty; expected a line of JSON for each push.")
     worker_of(served)
-    names: list[str | None] = []
-    pushes: list[Push] = []
-    wrong: dict[int, CellerateError] = {}
-    for number, line in enumerate(lines):
-        try:
-            asked = decoded(line, PushLine)
-            names.append(str(asked.id))
-            pushes.append(Push(str(asked.id), steps_of(served, asked.inputs), asked.begin, asked.end))
-        except CellerateError as error:
-            if len(names) == number:
-                names.append(None)
-            wrong[number] = error
+    names, pushes, wrong = await aside(lambda: _pushes(served, lines), len(body))
     work = push_all(served, metrics_of(request), models_of(request).limits, pushes)
     found = iter(await unless_gone(request, work))
     answers = []
@@ -121,6 +113,25 @@ async def push_lines(request: Request) -> Response:
         else:
             answers.append(answer | _told(result))
     return Response(msgspec.json.Encoder().encode_lines(answers), media_type="application/jsonl")
+
+
+def _pushes(
+    served: Served, lines: Sequence[bytes]
+) -> tuple[list[str | None], list[Push], dict[int, CellerateError]]:
+    """The session of each line, None if it names none; the pushes; and the errors of lines by their numbers."""
+    names: list[str | None] = []
+    pushes: list[Push] = []
+    wrong: dict[int, CellerateError] = {}
+    for number, line in enumerate(lines):
+        try:
+            asked = decoded(line, PushLine)
+            names.append(str(asked.id))
+            pushes.append(Push(str(asked.id), steps_of(served, asked.inputs), asked.begin, asked.end))
+        except CellerateError as error:
+            if len(names) == number:
+                names.append(None)
+            wrong[number] = error
+    return names, pushes, wrong
 
 
 async def take(request: Request) -> Response:
