@@ -230,7 +230,7 @@ class StepCounter:
         return float(keras.ops.convert_to_numpy(self._scheduled(done)))
 
     def _scheduled(self, done: int) -> Any:
-        """What the schedule returns for a step."""
+        """The rate of the schedule in a step."""
         if self._schedule_step is None:
             try:
                 return self._schedule(np.int32(done))

@@ -237,7 +237,7 @@ def _frequency_of(data: SeriesData) -> dict[str, Any]:
 
 
 def _stands_in(quantiles: Sequence[float]) -> Message:
-    """What is the point forecast of quantiles without 0.5."""
+    """The note on the point forecast of quantiles without 0.5."""
     place = bisect.bisect(quantiles, 0.5)
     if 0 < place < len(quantiles):
         low, high = quantiles[place - 1 : place + 1]
