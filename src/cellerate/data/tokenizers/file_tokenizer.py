@@ -5,12 +5,14 @@ characters. Everything else sees a `Tokenizer`.
 """
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from cellerate.data.tokenizers.growth import check_growth
 from cellerate.data.tokenizers.tokenizer import StreamDecoder, StreamEncoder, Tokenizer, check_text
 from cellerate.errors import DataError
 from cellerate.machine import environment
@@ -49,7 +51,8 @@ class FileTokenizer(Tokenizer):
 
     Raises:
         BackendError: The package `tokenizers` is not installed.
-        DataError: The text is not a tokenizer, or its vocabulary is empty or unreasonably large.
+        DataError: The text is not a tokenizer, its vocabulary is empty or unreasonably large, or it may make a text
+            many times as long.
     """
 
     kind = "file"
@@ -59,10 +62,14 @@ class FileTokenizer(Tokenizer):
         environment.require("tokenizers", "tokenizers", "a tokenizer file")
         import tokenizers
 
-        with _told(
+        wrong = (
             "not a tokenizer file of the package tokenizers ({}). "
             "Expected the tokenizer.json that Tokenizer.save writes."
-        ):
+        )
+        with _told(wrong):
+            config = json.loads(json_text)
+        check_growth(config)
+        with _told(wrong):
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
