@@ -40,6 +40,11 @@ function(cellerate_add_targets library)
     cellerate_add_target(${library} avx2 -mavx2 -mfma -mf16c)
     cellerate_add_target(${library} avx2vnni -mavx2 -mfma -mf16c -mavxvnni)
     cellerate_add_target(${library} avx512 ${avx512})
+    if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+      # Copies of functions for single values of an argument: 6 % of the size, and as quick without them in bfloat16 and
+      # int8; float32 would take 1 % longer.
+      list(APPEND avx512 -fno-ipa-cp-clone)
+    endif()
     cellerate_add_target(${library} avx512vnni ${avx512} -mavx512vnni)
     cellerate_add_target(${library} avx512bf16 ${avx512} -mavx512vnni -mavx512bf16)
     cellerate_add_target(${library} amx ${avx512} -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16)

@@ -1,4 +1,4 @@
-"""How much longer a tokenizer file can make a text.
+"""A bound of how much longer a tokenizer file can make a text.
 
 The package `tokenizers` runs what the file says, and ends the process if the memory does not suffice: a few
 replacements, each of one character by many, one after another, are enough.
