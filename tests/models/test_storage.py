@@ -317,6 +317,18 @@ def test_load_model_of_an_absurdly_large_layer_raises_model_error_before_buildin
     assert loaded.count_params() == model.count_params()
 
 
+def test_load_model_of_a_large_layer_before_one_that_cannot_be_built_is_refused_before_building_it(tmp_path):
+    model = keras.Sequential([keras.Input((7, 3)), layers.LSTM(5), layers.Dense(2)])
+    model.save(tmp_path / "a.keras")
+    with zipfile.ZipFile(tmp_path / "a.keras") as archive:
+        config = archive.read("config.json")
+    # The Dense layer still expects five features.
+    forged = config.replace(b'"units": 5', b'"units": 5000000')
+    path = rewritten(tmp_path / "a.keras", tmp_path / "b.keras", config__json=forged)
+    with pytest.raises(ModelError, match=r"it describes 100,000,080,000,\d\d\d weights"):
+        load_model(path)
+
+
 @pytest.mark.parametrize("suffix", [".keras", ".h5"])
 def test_load_model_with_a_lambda_layer_raises_model_error_and_runs_nothing(suffix, tmp_path, capsys):
     def loud(x):

@@ -3,6 +3,7 @@
 Drawing them one by one would compile dozens of programs, and a hostile description names more of them than fit.
 """
 
+import contextlib
 import functools
 import importlib
 import math
@@ -48,19 +49,23 @@ def at_once(build: Callable[_P, keras.Model]) -> Callable[_P, keras.Model]:
 def described_weights(config: Any, *, hdf5: bool = False) -> int:
     """Return how many numbers the variables of a model hold, without allocating any of them.
 
+    Of a description that Keras, or a registered class, cannot build, the variables up to the failure count: building it
+    to say what is wrong would allocate those.
+
     Args:
         config: The model as `keras.saving.serialize_keras_object` describes it, or as an HDF5 file does.
         hdf5: Whether it is from an HDF5 file, which describes layers in the words of Keras 2.
-
-    Raises:
-        Exception: Whatever Keras, or a registered class, raises for a description that it cannot build.
     """
     before = list(global_state.get_global_attribute(_WAITING, []))
     try:
         # In such a scope, Keras creates the values of variables only at the end, and these never.
         with keras.StatelessScope(initialize_variables=False):
-            built = _from_hdf5(config) if hdf5 else keras.saving.deserialize_keras_object(config)
-            return sum(math.prod(variable.shape) for variable in built.variables)
+            made: list[Any] = []
+            with contextlib.suppress(Exception):
+                built = _from_hdf5(config) if hdf5 else keras.saving.deserialize_keras_object(config)
+                made = built.variables
+            waiting = global_state.get_global_attribute(_WAITING, [])[len(before) :]
+            return sum(math.prod(variable.shape) for variable in made or waiting)
     finally:
         # The next scope would create the values of all that wait.
         global_state.set_global_attribute(_WAITING, before)

@@ -5,7 +5,6 @@ that says what to do. `keras.saving.load_model` opens the same file without Cell
 """
 
 import binascii
-import contextlib
 import dataclasses
 import json
 import os
@@ -254,10 +253,7 @@ def _check_described(source: Path, readable: Path) -> None:
         with zipfile.ZipFile(readable) as archive:
             config = json.loads(archive.read(_CONFIG)) | {"compile_config": None}
             stored = sum(info.file_size for info in archive.infolist() if info.filename in _WEIGHTS)
-    needed = 0
-    # What cannot be counted, such as a class that reads its weights while it is built, is left to Keras.
-    with contextlib.suppress(*_FAILURES):
-        needed = described_weights(config, hdf5=hdf5)
+    needed = described_weights(config, hdf5=hdf5)
     if needed > _WEIGHTS_PER_BYTE * stored:
         raise damaged_model(source, f"it describes {needed:,} weights and holds {stored:,} bytes of them")
 
