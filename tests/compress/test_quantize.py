@@ -427,6 +427,15 @@ def test_data_that_do_not_fit_the_model_are_refused(x: Any, message: str) -> Non
         quantize(model, (x, ids()), judge=judged(1.0, 1.0))
 
 
+@pytest.mark.parametrize("wrong", ["inputs", "targets"])
+def test_arrays_of_other_shapes_than_the_models_are_refused(wrong: str) -> None:
+    model = keras.Sequential([keras.Input((T, F)), layers.LSTM(3), layers.Dense(2)])
+    x, y = series(), np.zeros((B, 2), "float32")
+    x, y = (x[..., :-1], y) if wrong == "inputs" else (x, np.zeros((B, 3), "float32"))
+    with pytest.raises(DataError, match=r"cannot be judged on data.* Give inputs and targets"):
+        quantize(model, (x, y), loss="mse")
+
+
 def test_stateful_model_is_judged_and_quantised_from_zeros() -> None:
     rows = keras.Input((T, F), batch_size=B)
     model = randomize(keras.Model(rows, layers.Dense(2)(layers.LSTM(3, stateful=True)(rows))))

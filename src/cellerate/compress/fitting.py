@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from cellerate.data.pipeline import KerasBatches
-from cellerate.errors import ConfigError, DataError, TrainingError
+from cellerate.errors import CellerateError, ConfigError, DataError, TrainingError, in_a_line
 from cellerate.keras_graph.compiling import loss_weights_of
 from cellerate.keras_graph.graph import find_over_time, forget_states
 from cellerate.layers.accelerate import accelerate
@@ -290,13 +290,24 @@ def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Opt
 
 
 def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:
-    """The mean loss of a model over one pass through data; states of stateful layers are zeroed before and after."""
+    """The mean loss of a model over one pass through data; states of stateful layers are zeroed before and after.
+
+    Raises:
+        DataError: The data do not fit the model.
+    """
     _check_ends(data)
     judge = same_layers(accelerate(model), f"{model.name}_judge")
     compile_with(judge, loss)
     forget_states(model)
     try:
         return _evaluated(judge, data, batch_size)
+    except CellerateError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(
+            f"the model cannot be judged on {argument('data')} by its loss: {in_a_line(error)}. Give inputs and "
+            "targets of the model's shapes."
+        ) from error
     finally:
         forget_states(model)
 

@@ -208,6 +208,14 @@ def test_model_that_is_no_next_token_model_is_refused_with_the_reason() -> None:
     other = graph.program(y=graph.dense(graph.lstm(x, "lstm", 3, H), "head", H, V))
     with pytest.raises(ModelError, match="one-hot vectors are as wide as the output"):
         ProgramSteps(other, "float32")
+    # One number for each step looks like a vocabulary of 1 in a single step.
+    numbers = Graph()
+    table = numbers.add(
+        "embedding", "table", {"ids": numbers.input("ids", -1, dtype="int32")}, {"embeddings": draw(V, E)}
+    )
+    mean = numbers.add("mean", "mean", {"x": numbers.lstm(table, "lstm", E, H)}, axis=2, keepdims=False)
+    with pytest.raises(ModelError, match=r"a step of its output \(1, 1\), not \(batch, vocabulary\)"):
+        ProgramSteps(numbers.program(y=mean), "float32")
     half = Graph()
     half.nodes = list(convolved(activation="softmax").nodes)
     mixture = half.affine(len(half.nodes) - 1, "half", V, scale=0.5, offset=0.0)

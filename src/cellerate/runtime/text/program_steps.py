@@ -57,10 +57,14 @@ class ProgramSteps(Steps):
             raise refusal(f"its input of the shape {options['shape']} holds neither ids nor one-hot vectors")
         self.vocabulary_size = int(options["shape"][2]) if table is None else len(table.arrays["embeddings"])
         states = {state: (1, units) for state, units in self._stepping.states.items()}
-        step = (1, 1, self.vocabulary_size) if self._one_hot else (1, 1)
-        made, _ = self._engine.result_sizes({name: step, **states}, [output])[output]
+        width = (self.vocabulary_size,) if self._one_hot else ()
+        made, longer = (
+            self._engine.result_sizes({name: (1, steps, *width), **states}, [output])[output][0]
+            for steps in (1, 2)
+        )
         self._every_step, self.outputs = len(made) == 3, made[-1]
-        if len(made) not in (2, 3) or (self._one_hot and self.outputs != self.vocabulary_size):
+        alike = made[-1] == longer[-1] and (not self._one_hot or self.outputs == self.vocabulary_size)
+        if len(made) not in (2, 3) or not alike:
             raise refusal(
                 f"its input has the shape {options['shape']} and a step of its output {made}, not (batch, "
                 "vocabulary); one-hot vectors are as wide as the output"
