@@ -62,7 +62,8 @@ class TokenReader:
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
         for number in ids.tolist():
-            details["tokens"].append(self._name(number))
+            begins = self._logits is None
+            details["tokens"].append(self._named(number, begins) if begins else self._name(number))
             details["text_offset"].append(self._offset)
             likely, top = self._likelihoods(number)
             details["token_logprobs"].append(likely)
@@ -84,13 +85,16 @@ class TokenReader:
         return float(logits[number]), top
 
     def _name(self, number: int) -> str:
-        """The text of an id, or its byte if that is not a whole character."""
+        """The text of an id within a text, or its byte if that is not a whole character."""
         if number not in self._names:
-            text = self._tokenizer.token_text(number)
-            if _UNREADABLE in text or not text:
-                text = f"bytes:\\x{number:02x}" if self._tokenizer.kind == "bytes" else f"token_id:{number}"
-            self._names[number] = text
+            self._names[number] = self._named(number, begins=False)
         return self._names[number]
+
+    def _named(self, number: int, begins: bool) -> str:
+        text = self._tokenizer.decode([number]) if begins else self._tokenizer.token_text(number)
+        if _UNREADABLE in text or not text:
+            return f"bytes:\\x{number:02x}" if self._tokenizer.kind == "bytes" else f"token_id:{number}"
+        return text
 
 
 def _largest(values: np.ndarray, count: int) -> Sequence[int]:
