@@ -12,7 +12,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -120,12 +121,28 @@ def _root(
     pass
 
 
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Has SIGTERM do what Ctrl-C does, so that no half-written file stays; it would end the process at once.
+
+    The processes of a joint training keep it, because one that loads its data while JAX waits for the others must end.
+    """
+    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@_interrupted_by_sigterm()
 def main() -> None:
     """Runs the program. Exit codes: 0 done, 130 interrupted, the rest as listed in `cellerate.errors`.
 
     Typer itself exits with 2 for a wrong option, 130 for Ctrl-C.
     """
-    _interrupt_at_termination()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot encode must not stop the program.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -155,16 +172,6 @@ def main() -> None:
             "`cellerate env` has what a bug report needs.",
             1,
         )
-
-
-def _interrupt_at_termination() -> None:
-    """Has SIGTERM do what Ctrl-C does, so that no half-written file stays; it would end the process at once.
-
-    The processes of a joint training keep it, because one that loads its data while JAX waits for the others must end.
-    """
-    if "RANK" not in os.environ:
-        with contextlib.suppress(ValueError):  # in another thread than the main one
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _let_be_killed() -> None:
