@@ -12,8 +12,10 @@ import glob
 import itertools
 import os
 import shutil
+import signal
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -222,6 +224,22 @@ def publish_folder(folder: Path, target: Path) -> None:
     folder.rename(target)
     (target / LOCK).unlink(missing_ok=True)
     _flush(target.parent)
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Has SIGTERM raise `KeyboardInterrupt`, as Ctrl-C does; by itself it would end the process, and leave half-written files.
+
+    On other threads than the main one it does nothing, because they cannot set what a signal does.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,7 @@ import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -37,6 +36,7 @@ from cellerate.cli.training import (
 )
 from cellerate.cli.words import in_options, speak_for
 from cellerate.errors import CellerateError
+from cellerate.files import interrupted_by_sigterm
 
 app = typer.Typer(
     name="cellerate",
@@ -121,28 +121,18 @@ def _root(
     pass
 
 
-@contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Has SIGTERM do what Ctrl-C does, so that no half-written file stays; it would end the process at once.
-
-    The processes of a joint training keep it, because one that loads its data while JAX waits for the others must end.
-    """
-    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@_interrupted_by_sigterm()
 def main() -> None:
     """Runs the program. Exit codes: 0 done, 130 interrupted, the rest as listed in `cellerate.errors`.
 
     Typer itself exits with 2 for a wrong option, 130 for Ctrl-C.
     """
+    # The processes of a joint training end at once: one that loads its data while JAX waits for the others must end.
+    with contextlib.nullcontext() if "RANK" in os.environ else interrupted_by_sigterm():
+        _run()
+
+
+def _run() -> None:
+    """Runs the verb, and turns its errors into exit codes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot encode must not stop the program.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -9,12 +9,9 @@ import json
 import os
 import shlex
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Unpack
 
 import keras
@@ -23,7 +20,7 @@ import numpy as np
 import cellerate
 from cellerate.data.settings import TableOptions
 from cellerate.errors import ConfigError, OutputError
-from cellerate.files import LOCK, check_writable, exclusive
+from cellerate.files import LOCK, check_writable, exclusive, interrupted_by_sigterm
 from cellerate.keras_graph import keras2
 from cellerate.keywords import OptimizeKeywords
 from cellerate.machine.doctor import busy_now
@@ -244,18 +241,11 @@ def _own(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _stopping(listener: StageListener) -> Iterator[None]:
     """Removes the live line at the end, and turns a SIGTERM into an orderly end."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    here = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, interrupt) if here else None
-    try:
-        yield
-    finally:
-        listener.stop()
-        if here:
-            signal.signal(signal.SIGTERM, before)
+    with interrupted_by_sigterm():
+        try:
+            yield
+        finally:
+            listener.stop()
 
 
 def _checked_file(model: str | os.PathLike[str], record: TaskRecord | None, folder: Path) -> Path:
