@@ -145,8 +145,12 @@ async def aside(call: Callable[[], _Found], characters: int) -> _Found:
     return await asyncio.to_thread(call) if characters > _MANY_CHARACTERS else call()
 
 
-def inputs_of(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def inputs_of(values: Mapping[str, Any], *, scaled_later: bool = False) -> dict[str, np.ndarray]:
     """Return the arrays of a model's inputs, by name, from JSON lists of numbers, or of booleans for a mask.
+
+    Args:
+        values: The lists by the names of the inputs.
+        scaled_later: Whether the numbers may be larger than float32 holds, because they are scaled before use.
 
     Raises:
         ConfigError: As `array_of`, or float32 cannot hold a number.
@@ -156,7 +160,7 @@ def inputs_of(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         what = f"input {name!r:.100}"
         array = found[name] = array_of(what, value, "bfiu")
         # JSON has no infinity, so a number that would become one was too large.
-        if array.dtype.kind == "f" and np.abs(array).max() > _LARGEST:
+        if not scaled_later and array.dtype.kind == "f" and np.abs(array).max() > _LARGEST:
             raise ConfigError(f"{what} has a number that float32 cannot hold.")
     return found
 

@@ -7,11 +7,11 @@ import numpy as np
 
 from cellerate.errors import ConfigError
 from cellerate.serving.answer_size import check_pushes
-from cellerate.serving.answers import RequestError, array_of, inputs_of
+from cellerate.serving.answers import RequestError, inputs_of
 from cellerate.serving.limits import Limits
 from cellerate.serving.metrics import Metrics
 from cellerate.serving.models import Served
-from cellerate.serving.sessions import Push, Result, SessionWorker, check_rows
+from cellerate.serving.sessions import Push, Result, SessionWorker
 
 
 def worker_of(served: Served) -> SessionWorker:
@@ -70,19 +70,15 @@ def steps_of(served: Served, given: Any) -> dict[str, np.ndarray]:
 
     Raises:
         ConfigError: The value has another form, or rows have different lengths.
-        DataError: The value holds an id that the model does not know, or a number that is too large for float32.
+        DataError: The value holds an id that the model does not know.
     """
     if isinstance(given, str):
         if served.model.task != "text":
             raise ConfigError(f"{served.name} reads no text; expected steps of numbers.")
         return {_only_input(served): served.model.tokenizer.encode_prompt(given)}
     arrays = given if isinstance(given, dict) else {_only_input(served): given}
-    if served.series is None:
-        found = inputs_of(arrays)
-    else:
-        found = {name: array_of(f"input {name!r:.100}", values) for name, values in arrays.items()}
-        for rows in found.values():
-            check_rows(served.series, rows)
+    # Rows of a series are in the units of the data: what float32 must hold is what they are scaled to.
+    found = inputs_of(arrays, scaled_later=served.series is not None)
     served.check_ids(found)
     return found
 

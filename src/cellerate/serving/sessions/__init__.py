@@ -12,7 +12,6 @@ from cellerate.serving.sessions.pushes import (
     TooManySessionsError,
     steps_in,
 )
-from cellerate.serving.sessions.series_streams import check_rows
 from cellerate.serving.sessions.sessions import Result, Sessions
 from cellerate.serving.sessions.streams import StepSize, zeros
 from cellerate.serving.sessions.worker import SessionWorker
@@ -28,7 +27,6 @@ __all__ = [
     "StepSize",
     "StorageError",
     "TooManySessionsError",
-    "check_rows",
     "steps_in",
     "zeros",
 ]

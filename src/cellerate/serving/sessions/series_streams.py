@@ -36,28 +36,6 @@ def session_streams(model: PackedModel) -> SessionStreams:
         return WindowStreams(model, rows)
 
 
-def check_rows(settings: ForecastSettings, rows: np.ndarray) -> None:
-    """Refuse rows that float32 cannot hold once they are scaled; what else is wrong, a push says.
-
-    Args:
-        settings: How the forecaster reads a series.
-        rows: (..., F) numbers in the units of the data, F features in their order.
-
-    Raises:
-        DataError: A number is too large.
-    """
-    features = settings.reading.features or ()
-    if rows.ndim and rows.shape[-1] == len(features):
-        places = [settings.scaler.columns.index(name) for name in features]
-        with np.errstate(over="ignore"):
-            wrong = np.isinf(settings.scaler.transform(rows, places))
-        if wrong.any():
-            name = features[int(np.argwhere(wrong)[0][-1])]
-            raise DataError(
-                f"column {name!r} has a number that is too large for float32, also after scaling."
-            )
-
-
 class SeriesRows:
     """The rows of a forecaster, in the units of the data and scaled.
 
@@ -96,7 +74,7 @@ class SeriesRows:
         """(N, k, F) rows, scaled.
 
         Raises:
-            DataError: They have another number of features, or are not numbers.
+            DataError: They have another number of features, are not numbers, or are too large for float32.
         """
         given = by_name(inputs, [self._input]).get(self._input, np.empty(0))
         if given.ndim != 3 or given.shape[2] != self.features or given.dtype.kind not in "fiu":
@@ -104,9 +82,16 @@ class SeriesRows:
             raise DataError(
                 f"each step must be {self.features} numbers, {features:.200}, not {given.dtype} {given.shape[1:]}."
             )
-        # A number too large for float32 becomes infinite, which spoils only this stream.
         with np.errstate(over="ignore"):
-            return self.settings.scaler.transform(given, self._features)
+            scaled = self.settings.scaler.transform(given, self._features)
+        # An infinity, as V2 can send it, spoils only its own stream.
+        wrong = np.argwhere(np.isinf(scaled) & np.isfinite(given))
+        if len(wrong):
+            name = (self.settings.reading.features or ())[wrong[0][-1]]
+            raise DataError(
+                f"column {name!r} has a number that is too large for float32, also after scaling."
+            )
+        return scaled
 
     def shaped(self, made: np.ndarray) -> np.ndarray:
         """(N, horizon, targets), with quantiles (..., Q); a model may leave out the axis of a single target."""
