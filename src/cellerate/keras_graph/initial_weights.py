@@ -60,12 +60,11 @@ def described_weights(config: Any, *, hdf5: bool = False) -> int:
     try:
         # In such a scope, Keras creates the values of variables only at the end, and these never.
         with keras.StatelessScope(initialize_variables=False):
-            made: list[Any] = []
+            build = _from_hdf5 if hdf5 else keras.saving.deserialize_keras_object
             with contextlib.suppress(Exception):
-                built = _from_hdf5(config) if hdf5 else keras.saving.deserialize_keras_object(config)
-                made = built.variables
-            waiting = global_state.get_global_attribute(_WAITING, [])[len(before) :]
-            return sum(math.prod(variable.shape) for variable in made or waiting)
+                build(config)
+            made = global_state.get_global_attribute(_WAITING, [])[len(before) :]
+            return sum(math.prod(variable.shape) for variable in made)
     finally:
         # The next scope would create the values of all that wait.
         global_state.set_global_attribute(_WAITING, before)

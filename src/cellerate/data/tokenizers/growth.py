@@ -6,7 +6,7 @@ replacements, each of one character by many, one after another, are enough.
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cellerate.errors import DataError
@@ -31,16 +31,16 @@ def check_growth(config: Any) -> None:
     if not isinstance(config, Mapping):
         return
     for name in ("normalizer", "pre_tokenizer", "decoder"):
-        if _growth(list(_steps(config.get(name)))) > MOST_GROWTH:
+        if _growth(_steps(config.get(name))) > MOST_GROWTH:
             raise DataError(
                 f"the {name} of the tokenizer file may make a text more than {MOST_GROWTH} times as long: expected "
                 "replacements that hardly change the length."
             )
 
 
-def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+def _steps(part: Any) -> list[Mapping[str, Any]]:
     """The steps of a part, one after another."""
-    left = [part]
+    found, left = [], [part]
     while left:
         step = left.pop()
         if not isinstance(step, Mapping):
@@ -48,7 +48,8 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
         inner = [one for name in _PARTS if isinstance(step.get(name), list) for one in step[name]]
         left += reversed(inner)
         if not inner:
-            yield step
+            found.append(step)
+    return found
 
 
 def _growth(steps: list[Mapping[str, Any]]) -> float:
@@ -60,7 +61,7 @@ def _growth(steps: list[Mapping[str, Any]]) -> float:
     others, single = 1.0, dict[str, float]()
     for step in reversed(steps):
         content = str(step.get("content") or "") if "pattern" in step else ""
-        most = max(others, *single.values(), 0.0)
+        most = max([others, *single.values()])
         if most > MOST_GROWTH:
             return most
         if step.get("type") == "Precompiled":
@@ -78,7 +79,7 @@ def _growth(steps: list[Mapping[str, Any]]) -> float:
             else:
                 # A pattern may match a single character, and the empty text beside it.
                 others, single = others + made, {one: size + made for one, size in single.items()}
-    return max(others, *single.values(), 0.0)
+    return max([others, *single.values()])
 
 
 def _longest(charsmap: Any) -> int:

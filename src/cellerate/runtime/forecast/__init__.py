@@ -32,6 +32,7 @@ from cellerate.runtime.forecast.intervals import (
     conformal_quantile,
     interval,
     interval_coverage,
+    median_places,
     point_of,
     scale_floor,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "interval",
     "interval_coverage",
     "left_out",
+    "median_places",
     "origins_of",
     "point_of",
     "row_forecasts",

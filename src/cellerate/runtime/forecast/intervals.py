@@ -297,22 +297,25 @@ def interval_coverage(
     return found
 
 
-def point_of(forecast: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
-    """Return a point forecast (..., targets): the forecast itself, or the median.
+def median_places(quantiles: Sequence[float]) -> tuple[int, int]:
+    """Return the indices of the quantiles below and above 0.5; twice the same if one of them stands for the median.
 
-    The median of quantiles without 0.5 is interpolated between its neighbours; beyond all of them, the nearest stands
-    for it.
+    That is 0.5 itself, or the nearest where all are on one side.
     """
+    above = min(bisect.bisect_left(quantiles, 0.5), len(quantiles) - 1)
+    alone = above == 0 or quantiles[above] <= 0.5
+    return (above if alone else above - 1), above
+
+
+def point_of(forecast: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
+    """Return a point forecast (..., targets): the forecast itself, or the median, interpolated between quantiles."""
     if not quantiles:
         return forecast
-    above = bisect.bisect_left(quantiles, 0.5)
-    if above == len(quantiles):
-        return forecast[..., -1]
-    if above == 0 or quantiles[above] == 0.5:
-        return forecast[..., above]
-    low, high = quantiles[above - 1], quantiles[above]
-    below = forecast[..., above - 1]
-    return below + (0.5 - low) / (high - low) * (forecast[..., above] - below)
+    low, high = median_places(quantiles)
+    if low == high:
+        return forecast[..., low]
+    share = (0.5 - quantiles[low]) / (quantiles[high] - quantiles[low])
+    return forecast[..., low] + share * (forecast[..., high] - forecast[..., low])
 
 
 def _edges(forecast: np.ndarray, quantiles: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

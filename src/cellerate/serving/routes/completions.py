@@ -138,8 +138,8 @@ async def complete(
     Raises:
         CellerateError: The request cannot be answered.
     """
-    size = sum(len(prompt) for prompt in _prompts(asked.prompt))
-    choices = await aside(functools.partial(_choices, asked, served, limits), size)
+    prompts = _prompts(asked.prompt)
+    choices = await aside(functools.partial(_choices, asked, prompts, served, limits), sum(map(len, prompts)))
     job = _Job(asked, served, choices, limits, metrics)
     if not asked.stream:
         return json_answer(await unless_gone(request, job.whole()))
@@ -271,7 +271,9 @@ class _Job:
 _REASONS = {"length": "length", "stop": "stop", "cancelled": "stop"}
 
 
-def _choices(asked: CompletionRequest, served: Served, limits: Limits) -> list[_Choice]:
+def _choices(
+    asked: CompletionRequest, prompts: Sequence[str | list[int]], served: Served, limits: Limits
+) -> list[_Choice]:
     """Return the texts that a request asks for: `n` for each prompt."""
     if served.texts is None:
         raise RequestError(400, f"{served.name} does not continue texts; it is {served.kind}.")
@@ -281,7 +283,6 @@ def _choices(asked: CompletionRequest, served: Served, limits: Limits) -> list[_
     count = asked.n or 1
     if asked.best_of not in (None, count):
         raise RequestError(400, f"best_of is {asked.best_of}; only n ({count}) is supported: leave it out.")
-    prompts = _prompts(asked.prompt)
     if len(prompts) * count > limits.sequences_per_request:
         raise RequestError(
             400,

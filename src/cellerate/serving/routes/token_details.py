@@ -45,7 +45,7 @@ class TokenReader:
         self._offset = 0
         self._state = steps.initial_state()
         self._logits: np.ndarray | None = None
-        self._names: dict[int, str] = {}
+        self._names: dict[tuple[int, bool], str] = {}
 
     def prompt(self, ids: np.ndarray, *, tell: bool) -> dict[str, list[Any]] | None:
         """Read (N,) ids of the prompt; return their details if `tell` is True."""
@@ -62,8 +62,7 @@ class TokenReader:
             name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
         for number in ids.tolist():
-            begins = self._logits is None
-            details["tokens"].append(self._named(number, begins) if begins else self._name(number))
+            details["tokens"].append(self._name(number, begins=self._logits is None))
             details["text_offset"].append(self._offset)
             likely, top = self._likelihoods(number)
             details["token_logprobs"].append(likely)
@@ -84,17 +83,15 @@ class TokenReader:
             top.setdefault(self._name(number), float(logits[number]))
         return float(logits[number]), top
 
-    def _name(self, number: int) -> str:
-        """The text of an id within a text, or its byte if that is not a whole character."""
-        if number not in self._names:
-            self._names[number] = self._named(number, begins=False)
-        return self._names[number]
-
-    def _named(self, number: int, begins: bool) -> str:
-        text = self._tokenizer.decode([number]) if begins else self._tokenizer.token_text(number)
-        if _UNREADABLE in text or not text:
-            return f"bytes:\\x{number:02x}" if self._tokenizer.kind == "bytes" else f"token_id:{number}"
-        return text
+    def _name(self, number: int, *, begins: bool = False) -> str:
+        """The text of an id within a text, or at its beginning; its byte if that is not a whole character."""
+        key = number, begins
+        if key not in self._names:
+            text = self._tokenizer.decode([number]) if begins else self._tokenizer.token_text(number)
+            if _UNREADABLE in text or not text:
+                text = f"bytes:\\x{number:02x}" if self._tokenizer.kind == "bytes" else f"token_id:{number}"
+            self._names[key] = text
+        return self._names[key]
 
 
 def _largest(values: np.ndarray, count: int) -> Sequence[int]:

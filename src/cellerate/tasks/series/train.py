@@ -1,6 +1,5 @@
 """The series task: train a forecaster, and judge it against naive forecasts."""
 
-import bisect
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from cellerate.machine.needs import check_memory
 from cellerate.messages import Message, argument, marked
 from cellerate.models.losses import QuantileLoss, middle_place
 from cellerate.models.storage import TaskRecord, load_model, save_model
-from cellerate.runtime.forecast import Example, Intervals, row_times
+from cellerate.runtime.forecast import Example, Intervals, median_places, row_times
 from cellerate.tasks.judging import (
     Baselines,
     JudgedPart,
@@ -238,16 +237,10 @@ def _frequency_of(data: SeriesData) -> dict[str, Any]:
 
 def _stands_in(quantiles: Sequence[float]) -> Message:
     """The note on the point forecast of quantiles without 0.5."""
-    place = bisect.bisect(quantiles, 0.5)
-    if 0 < place < len(quantiles):
-        low, high = quantiles[place - 1 : place + 1]
-        return Message(
-            f"{argument('quantile')} has no 0.5: the point forecast, its errors and the verdict are those of a value "
-            f"interpolated between {low:g} and {high:g}."
-        )
+    low, high = (f"{quantiles[place]:g}" for place in median_places(quantiles))
+    found = low if low == high else f"a value interpolated between {low} and {high}"
     return Message(
-        f"{argument('quantile')} has no 0.5: the point forecast, its errors and the verdict are those of "
-        f"{quantiles[middle_place(quantiles)]:g}."
+        f"{argument('quantile')} has no 0.5: the point forecast, its errors and the verdict are those of {found}."
     )
 
 
