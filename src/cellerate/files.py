@@ -228,7 +228,7 @@ def publish_folder(folder: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Has SIGTERM raise `KeyboardInterrupt`, as Ctrl-C does; by itself it would end the process, and leave half-written files.
+    """Has SIGTERM raise `KeyboardInterrupt`, as Ctrl-C does; by itself it ends the process and leaves unfinished files.
 
     On other threads than the main one it does nothing, because they cannot set what a signal does.
     """
