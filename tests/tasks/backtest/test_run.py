@@ -139,9 +139,10 @@ def test_arguments_out_of_range_are_named(path, wrong):
         backtest(model(), path, **wrong)
 
 
-def test_epochs_without_a_training_are_refused(path):
-    with pytest.raises(ConfigError, match=r"epochs is for .*: add refit=True"):
-        backtest(model(), path, epochs=3)
+@pytest.mark.parametrize("name", ["epochs", "max_seconds"])
+def test_limits_of_a_training_without_one_are_refused(path, name):
+    with pytest.raises(ConfigError, match=rf"{name} is for .*: add refit=True"):
+        backtest(model(), path, **{name: 3})
 
 
 def test_folds_in_rows_of_the_training_are_told(path):

@@ -41,8 +41,8 @@ def backtest(
         int | None, option("With --refit: epochs a fold. Default: those of the training.", min=1)
     ] = None,
     max_seconds: Annotated[
-        float, typer.Option(help="With --refit: the most seconds of training a fold.")
-    ] = 60.0,
+        float | None, option("With --refit: the most seconds of training a fold. Default: 60.")
+    ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Also judge a linear forecast; the naive ones cost nothing.")
     ] = True,

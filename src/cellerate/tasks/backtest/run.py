@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 # The most windows of a pass: a Keras model holds all their results in memory.
 _AT_ONCE = 4096
+_SECONDS_A_FOLD = 60.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,7 +149,7 @@ def backtest(
     step: int | None = None,
     refit: bool = False,
     epochs: int | None = None,
-    max_seconds: float = 60.0,
+    max_seconds: float | None = None,
     baselines: bool = True,
     statistical: Sequence[str] = (),
     levels: Sequence[float] | None = None,
@@ -167,7 +168,7 @@ def backtest(
         refit: Trains a new model for each fold, from fresh weights, on the rows before its origin. Training the given
             weights further would be faster, but they have seen later rows. Not for packed models.
         epochs: With `refit`, the most epochs a fold; None for as many as the model was trained for.
-        max_seconds: With `refit`, the most seconds of training a fold.
+        max_seconds: With `refit`, the most seconds of training a fold; None for 60.
         baselines: Whether to judge a linear forecast, too. The naive ones cost nothing.
         statistical: Models of StatsForecast to judge beside it: "ets", "theta", "arima" (AutoETS, AutoTheta,
             AutoARIMA). They are fitted on at most 10,000 rows before the first fold, or with `refit` before each
@@ -193,12 +194,13 @@ def backtest(
     check_counts(folds=folds)
     check_number("step", step, at_least=1, whole=True, optional=True)
     check_number("epochs", epochs, at_least=1, whole=True, optional=True)
-    check_number("max_seconds", max_seconds, above=0)
-    if epochs is not None and not refit:
-        raise ConfigError(
-            f"{argument('epochs')} is for models that are trained for each fold: add {argument('refit', True)}, or "
-            f"leave {argument('epochs')} out."
-        )
+    check_number("max_seconds", max_seconds, above=0, optional=True)
+    for name, value in {"epochs": epochs, "max_seconds": max_seconds}.items():
+        if value is not None and not refit:
+            raise ConfigError(
+                f"{argument(name)} is for models that are trained for each fold: add {argument('refit', True)}, or "
+                f"leave {argument(name)} out."
+            )
     statistical = one_or_more(statistical)
     check_statistical(statistical)
     opened = open_model(model, record)
@@ -350,7 +352,7 @@ def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, 
 
 
 def _trainer(
-    opened: Opened, forecaster: SeriesForecaster, epochs: int | None, max_seconds: float
+    opened: Opened, forecaster: SeriesForecaster, epochs: int | None, max_seconds: float | None
 ) -> Callable[[SeriesPart, int], SeriesForecaster]:
     """The function that trains the model of a fold on the rows before it."""
     from cellerate.tasks.backtest.refit import Refit
@@ -358,7 +360,7 @@ def _trainer(
     assert not isinstance(opened, PackedModel)  # noqa: S101 (those were refused)
     network, record, _ = opened
     assert record is not None  # noqa: S101 (it is a forecaster)
-    return Refit(network, record.payload, forecaster, epochs, max_seconds)
+    return Refit(network, record.payload, forecaster, epochs, max_seconds or _SECONDS_A_FOLD)
 
 
 def _written(example: Example) -> Any:
