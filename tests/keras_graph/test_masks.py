@@ -129,7 +129,7 @@ SINGLE: dict[str, tuple[type, Join]] = {
     "relu": (layers.ReLU, of_one(layers.ReLU)),
     "leaky-relu": (layers.LeakyReLU, of_one(layers.LeakyReLU)),
     "elu": (layers.ELU, of_one(layers.ELU)),
-    "prelu": (layers.PReLU, of_one(lambda: layers.PReLU(shared_axes=[1, 2]))),
+    "prelu": (layers.PReLU, of_one(layers.PReLU)),
     "batch-norm": (layers.BatchNormalization, of_one(layers.BatchNormalization)),
     "layer-norm": (layers.LayerNormalization, of_one(layers.LayerNormalization)),
     "rms-norm": (layers.RMSNormalization, of_one(layers.RMSNormalization)),

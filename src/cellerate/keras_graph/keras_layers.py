@@ -84,7 +84,7 @@ ROWS: dict[type, LayerFacts] = {
     layers.ReLU: LayerFacts(ALIKE, program.activation_layer, ties.passes, per_step=True),
     layers.LeakyReLU: LayerFacts(ALIKE, program.activation_layer, ties.passes, per_step=True),
     layers.ELU: LayerFacts(ALIKE, program.activation_layer, ties.passes, per_step=True),
-    layers.PReLU: LayerFacts(ALIKE, program.activation_layer, per_step=True),
+    layers.PReLU: LayerFacts(ALIKE, elementwise.parametric_relu, per_step=True),
     layers.Softmax: LayerFacts(LAST_AXIS, program.softmax),
     # Normalisations.
     layers.BatchNormalization: LayerFacts(

@@ -62,7 +62,10 @@ REFUSED: dict[str, tuple[Chain, str]] = {
         r"conv \(ConvLSTM1D\) is not a layer that can be packed\. Use",
     ),
     "lambda": (layers.Lambda(lambda x: x, name="code"), r"code \(Lambda\) .* Python code"),
-    "prelu": (layers.PReLU("random_normal", shared_axes=[1], name="learnt"), r"learnt \(PReLU\) "),
+    "prelu-in-steps": (
+        lambda x: layers.TimeDistributed(layers.PReLU("random_normal"))(ops.expand_dims(x, 3)),
+        r"\(PReLU\) has slopes of single steps\. Share them between the steps",
+    ),
     "subclass": (Doubled(3, name="twice"), r"twice \(Doubled\) overrides `call`. Use Dense itself"),
     "subclassed-model": (Subclassed(name="inside"), r"inside \(Subclassed\) is not a layer"),
     "quantised": (lambda x: quantised()(x), r"small \(Dense\) is quantised \(int8\)"),
@@ -143,14 +146,14 @@ def test_refusal_names_every_layer_with_its_path() -> None:
     nested = keras.Model(inner.inputs[0], inner.outputs[0], name="nested")
     model = chain_of(
         nested,
-        layers.PReLU("random_normal", name="learnt"),
+        layers.LayerNormalization(axis=1, name="norm"),
         layers.Conv1DTranspose(2, 2, name="conv"),
         layers.Dense(2, name="last"),
     )
     with pytest.raises(ModelError) as caught:
         read_program(model)
     lines = str(caught.value).splitlines()[1:]
-    assert [line.split(" ")[1] for line in lines] == ["nested/code", "learnt", "conv"]
+    assert [line.split(" ")[1] for line in lines] == ["nested/code", "norm", "conv"]
     assert [f"- {reason}" for reason in why_not_packed(model)] == lines
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from cellerate.keras_graph.program_layers import affine, numbered
-from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, ReadOne, Refused
+from cellerate import activations
+from cellerate.keras_graph.program_layers import activation_layer, affine, numbered, reshaped
+from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, ReadOne, Refused, numpy
 
 _MIRRORED = {
     "greater": "less",
@@ -18,6 +19,27 @@ _MIRRORED = {
     "less": "greater",
     "less_equal": "greater_equal",
 }
+
+_NEGATIVE_PART = activations.written("relu", {"negative_slope": 1.0, "max_value": 0.0})
+
+
+def parametric_relu(call: ProgramCall) -> ProgramValue:
+    """A PReLU: with one slope an activation, else the positive part plus the negative one times the slopes."""
+    slopes, x = numpy(call.layer.alpha), call.x
+    if len(np.unique(slopes)) == 1:
+        return activation_layer(call)
+    of_features = slopes.size == slopes.shape[-1]
+    if not of_features:
+        if call.time_axis == 2 or None in x.shape[1:]:
+            raise Refused("has slopes of single steps", "Share them between the steps: shared_axes=[1].")
+        slopes = np.broadcast_to(slopes, x.shape[1:])
+        flat = call.add("reshape", shape=(slopes.size,))
+        x = dataclasses.replace(flat, shape=(x.shape[0], slopes.size))
+    positive = call.add("activation", {"x": x}, activation="relu")
+    negative = call.add("activation", {"x": x}, activation=_NEGATIVE_PART)
+    scaled = affine(call, slopes, 0.0, dataclasses.replace(negative, shape=x.shape))
+    both = call.add("add", numbered([positive, scaled]))
+    return both if of_features else reshaped(call, both)
 
 
 def function(name: str) -> ReadOne:
