@@ -193,14 +193,7 @@ def backtest(
     """
     check_counts(folds=folds)
     check_number("step", step, at_least=1, whole=True, optional=True)
-    check_number("epochs", epochs, at_least=1, whole=True, optional=True)
-    check_number("max_seconds", max_seconds, above=0, optional=True)
-    for name, value in {"epochs": epochs, "max_seconds": max_seconds}.items():
-        if value is not None and not refit:
-            raise ConfigError(
-                f"{argument(name)} is for models that are trained for each fold: add {argument('refit', True)}, or "
-                f"leave {argument(name)} out."
-            )
+    _check_limits(refit, epochs, max_seconds)
     statistical = one_or_more(statistical)
     check_statistical(statistical)
     opened = open_model(model, record)
@@ -349,6 +342,18 @@ def _seen(forecaster: SeriesForecaster, data: SeriesData, windows: FoldWindows, 
         f"{seen} of {folds} folds lie, wholly or partly, in rows that training or validation used, so the model looks "
         f"better than it is: take fewer folds, a smaller step, or {argument('refit', True)}"
     )
+
+
+def _check_limits(refit: bool, epochs: int | None, max_seconds: float | None) -> None:
+    """Refuse limits of a training that are out of range, or that come without one."""
+    check_number("epochs", epochs, at_least=1, whole=True, optional=True)
+    check_number("max_seconds", max_seconds, above=0, optional=True)
+    for name, value in {"epochs": epochs, "max_seconds": max_seconds}.items():
+        if value is not None and not refit:
+            raise ConfigError(
+                f"{argument(name)} is for models that are trained for each fold: add {argument('refit', True)}, or "
+                f"leave {argument(name)} out."
+            )
 
 
 def _trainer(
