@@ -133,6 +133,34 @@ def test_two_series_each_have_their_repeated_hour(opened):
     assert data.segments == ((0, 10, "x"), (10, 20, "y"))
 
 
+@pytest.mark.parametrize("together", [1 << 20, 1])
+def test_each_series_has_its_own_order_around_a_repeated_hour(opened, monkeypatch, together):
+    monkeypatch.setattr("cellerate.data.series.order._TOGETHER", together)
+    lines = [f"{time:%Y-%m-%d %H:%M},{n}" for n, time in enumerate(clock(10, 15))]
+    both = [*(f"x,{line}" for line in lines), *(f"y,{line}" for line in lines[:0:-1])]
+    data = opened(both, "id,date,a", series_column="id", time_zone="Europe/Berlin")
+    assert data.values[:, 0].tolist() == [*range(len(lines)), *range(1, len(lines))]
+    assert data.segments == ((0, len(lines), "x"), (len(lines), 2 * len(lines) - 1, "y"))
+
+
+def test_repeated_hour_of_rows_in_no_order_is_refused(opened):
+    lines = [f"{time:%Y-%m-%d %H:%M},{n}" for n, time in enumerate(clock(10, 15))]
+    later_first = lines[30:] + lines[:30]
+    data = opened(later_first, time_zone="Europe/Berlin")
+    assert data.values[:, 0].tolist() == list(range(len(lines)))
+    shuffled = np.random.default_rng(0).permutation(lines).tolist()
+    with pytest.raises(
+        DataError, match=r"showed 2023-10-29 02:\d\d twice.*in no order of time: sort the file"
+    ):
+        opened(shuffled, time_zone="Europe/Berlin")
+    once = [line for line in shuffled if " 02:" not in line]
+    assert opened(once, time_zone="Europe/Berlin").values[:, 0].tolist() == sorted(
+        int(x.split(",")[1]) for x in once
+    )
+    few = [f"2023-10-29 {time},{n}" for n, time in enumerate(("02:30", "02:00", "02:30"))]
+    assert len(opened(few, time_zone="Europe/Berlin", gaps="ignore").values) == 3
+
+
 def test_time_that_the_clock_leaves_out_is_refused(opened):
     lines = [f"2023-03-26 0{hour}:00,{hour}" for hour in range(5)]
     with pytest.raises(

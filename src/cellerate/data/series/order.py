@@ -11,7 +11,7 @@ import numpy as np
 
 from cellerate.data.series.read import npy_header
 from cellerate.data.settings import Duplicates
-from cellerate.data.times import TimeForm, never_shown, to_instants, to_local, zones_of_repeats
+from cellerate.data.times import TimeForm, never_shown, shown_twice, to_instants, to_local, zones_of_repeats
 from cellerate.errors import DataError
 from cellerate.format import counted
 from cellerate.messages import argument
@@ -20,6 +20,8 @@ from cellerate.messages import argument
 _TOGETHER, _WRITTEN = 1 << 20, 1 << 14
 ORIGIN = "read-origin"
 _SHOWN_COLUMNS = 3
+# The largest share of steps against the order of a series. Files joined in any order have few, shuffled rows half.
+_MOST_AGAINST = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +173,30 @@ def _sorted(times: np.ndarray, codes: np.ndarray, first: int, how: Sorting) -> t
         )
     again = np.zeros(len(local), bool)
     again[1:] = (local[1:] == local[:-1]) & (codes[1:] == codes[:-1])
-    inside = codes[1:] == codes[:-1]
-    steps = np.diff(times.astype(np.int64))[inside]
-    if (steps < 0).sum() > (steps > 0).sum():
-        # In a file that begins with the latest row, the second showing comes first.
-        again = np.append(again[1:], False)
+    falling, mixed = _directions(times, codes)
+    unclear = again & mixed
+    if unclear.any() and (twice := unclear & shown_twice(local, how.zone)).any():
+        at = int(np.argmax(twice))
+        raise DataError(
+            f"{how.place(int(order[at]) + first)}: the clock of {argument('time_zone', how.zone)} showed "
+            f"{how.form.write(local[at : at + 1])[0]} twice, and which of the two rows was first is not known, because "
+            "the rows are in no order of time: sort the file, or write times with their offset from UTC."
+        )
+    # In a series that begins with its latest row, the second showing comes first.
+    again = np.where(falling, np.append(again[1:], False), again)
     instants = to_instants(local, how.zone, again)
     inner = _order(instants, codes)
     return order[inner], instants[inner]
+
+
+def _directions(times: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) whether each row's series begins with its latest row, and whether it is in no order: shuffled."""
+    steps = np.sign(np.diff(times.astype(np.int64))) * (codes[1:] == codes[:-1])
+    numbers = codes - codes[0]
+    rising, falling = (np.bincount(numbers[1:], steps == sign, numbers[-1] + 1) for sign in (1, -1))
+    # One step against the order is what a clock shows that is put back.
+    mixed = np.minimum(rising, falling) > np.maximum(1, _MOST_AGAINST * (rising + falling))
+    return (falling > rising)[numbers], mixed[numbers]
 
 
 def _order(times: np.ndarray, codes: np.ndarray) -> np.ndarray:

@@ -17,7 +17,14 @@ from cellerate.data.times.frequency import (
     settled,
 )
 from cellerate.data.times.patterns import way_of
-from cellerate.data.times.zones import check_zone, never_shown, to_instants, to_local, zones_of_repeats
+from cellerate.data.times.zones import (
+    check_zone,
+    never_shown,
+    shown_twice,
+    to_instants,
+    to_local,
+    zones_of_repeats,
+)
 
 __all__ = [
     "LOOKED_AT",
@@ -37,6 +44,7 @@ __all__ = [
     "parse_frequency",
     "season_of",
     "settled",
+    "shown_twice",
     "swap_day_and_month",
     "to_instants",
     "to_local",
