@@ -148,6 +148,12 @@ def test_interval_around_forecasts_that_are_all_off_by_the_same_holds_them_all()
     assert interval_coverage(truth, {0.99: both})["0.99"]["coverage"] == 1
 
 
+def test_interval_around_large_numbers_is_no_wider_than_its_reach():
+    forecast, reach = np.full((1, HORIZON, TARGETS), 1e15), np.full((HORIZON, TARGETS), 10.0)
+    both = interval(forecast, (), reach, np.zeros(TARGETS, bool))
+    assert (np.abs(both - [1e15 - 10, 1e15 + 10]) <= 2).all()
+
+
 # --- what is kept
 
 

@@ -32,7 +32,7 @@ _MOST_NUMBERS = 100_000
 _LARGEST = 1e30
 # Added to the scale of a window, in medians of all scales: a calm window does not promise a calm future.
 _FLOOR = 0.1
-_ROUNDING = 1e-12
+_ROUNDING = 4 * float(np.finfo(np.float64).eps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
