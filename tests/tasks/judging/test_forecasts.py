@@ -5,7 +5,7 @@ import pytest
 
 from cellerate.data.times.form import TimeForm
 from cellerate.runtime.forecast.forecasting import Example
-from cellerate.tasks.judging.forecasts import Naive, example_record, forecast_table
+from cellerate.tasks.judging.forecasts import Naive, example_record, forecast_columns, forecast_table
 
 HOUR = np.timedelta64(1, "h").astype("timedelta64[us]")
 
@@ -79,6 +79,22 @@ def test_forecast_table_of_several_series_names_them_and_their_quantiles():
 def test_forecast_table_without_times_counts_rows():
     _, rows = forecast_table([example(times=np.array([7, 8]))])
     assert [row[0] for row in rows] == [7, 8]
+
+
+def test_columns_of_one_name_are_all_there():
+    of_level = {0.8: np.array([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])}
+    one = example(targets=("time", "time_low80"), series="A", intervals=of_level)
+    found = forecast_columns([one], {"fold": [1, 1]}, {"time_true": [0.0, 0.5], "fold": [7, 8]})
+    assert list(found) == [
+        *("fold", "series", "time", "time_", "time_low80"),
+        *("time_low80_", "time_high80", "time_low80_low80", "time_low80_high80", "time_true", "fold_"),
+    ]
+    assert found["time_"].tolist() == [1.5, 3.0]
+    assert found["time_low80"].tolist() == [2.0, 4.25]
+    assert found["time_low80_"].tolist() == [1.0, 5.0]
+    assert found["fold_"] == [7, 8]
+    names, rows = forecast_table([one])
+    assert rows[0][: names.index("time_low80")] == ["A", "2024-02-28 23:00:00", 1.5]
 
 
 def test_example_record_is_json():

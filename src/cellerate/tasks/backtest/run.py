@@ -116,27 +116,22 @@ class Backtest:
         The columns are `fold`, `origin`, `series` (if they have names), `time`, the columns of a table of forecasts,
         and for each target such as OT its true value, `OT_true`.
         """
-        before, examples, after = self._beside()
-        return {**before, **forecast_columns(examples), **after}
+        return forecast_columns(*self._parts())
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
         """`columns` as a table for people: its column names, and its rows."""
-        before, examples, after = self._beside()
-        names, rows = forecast_table(examples)
-        first, last = (zip(*columns.values(), strict=True) for columns in (before, after))
-        whole = [[*one, *row, *came] for one, row, came in zip(first, rows, last, strict=True)]
-        return [*before, *names, *after], whole
+        return forecast_table(*self._parts())
 
-    def _beside(self) -> tuple[dict[str, list[Any]], list[Example], dict[str, list[Any]]]:
-        """The columns before the forecasts, the forecasts, and the columns behind them."""
+    def _parts(self) -> tuple[list[Example], dict[str, list[Any]], dict[str, list[Any]]]:
+        """The forecasts, the columns before them, and those behind them."""
         pairs = [(fold, example) for fold in self.folds for example in fold.examples]
         before = {
             "fold": [fold.number for fold, example in pairs for _ in example.times],
             "origin": [origin for _, example in pairs for origin in [_written(example)] * len(example.times)],
         }
         truth = np.concatenate([example.truth for _, example in pairs if example.truth is not None])
-        after = {f"{name}_true": truth[:, n].tolist() for n, name in enumerate(pairs[0][1].targets)}
-        return before, [example for _, example in pairs], after
+        behind = {f"{name}_true": truth[:, n].tolist() for n, name in enumerate(pairs[0][1].targets)}
+        return [example for _, example in pairs], before, behind
 
 
 @takes_fields_of(ReadingOptions, TableOptions)

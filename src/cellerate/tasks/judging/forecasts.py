@@ -39,35 +39,59 @@ class Naive:
         return last[:, np.arange(self.horizon) % self.season]
 
 
-def forecast_columns(examples: Sequence[Example]) -> dict[str, Any]:
+def forecast_columns(
+    examples: Sequence[Example],
+    before: Mapping[str, Sequence[Any]] | None = None,
+    behind: Mapping[str, Sequence[Any]] | None = None,
+) -> dict[str, Any]:
     """Forecasts as columns, with one row for each series and time.
+
+    Args:
+        examples: The forecasts.
+        before: Columns to begin with, if any.
+        behind: Columns to end with, if any.
 
     Returns:
         `series` (a list; missing if no series has a name), `time`, and for each target a column, or one for each
-        quantile of it, and two for each interval, such as `OT_low80` and `OT_high80`.
+        quantile of it, and two for each interval, such as `OT_low80` and `OT_high80`. A name that an earlier column
+        has gets an underscore: a target called time is in the column `time_`.
     """
     first = examples[0]
+    columns = dict(before or {})
+    if any(example.series for example in examples):
+        _add(columns, "series", [example.series for example in examples for _ in example.times])
+    _add(columns, "time", first.form.column(np.concatenate([example.times for example in examples])))
     names = [
         f"{target}_q{q:g}" if first.quantiles else target
         for target in first.targets
         for q in (first.quantiles or (None,))
     ]
     flat = np.concatenate([example.forecast.reshape(len(example.times), -1) for example in examples])
-    values = dict(zip(names, flat.T.astype(np.float64), strict=True))
+    for name, values in zip(names, flat.T.astype(np.float64), strict=True):
+        _add(columns, name, values)
     for place, target in enumerate(first.targets):
         for level in first.intervals:
             both = np.concatenate([example.intervals[level][:, place] for example in examples])
-            values[f"{target}_low{100 * level:g}"], values[f"{target}_high{100 * level:g}"] = both.T
-    columns: dict[str, Any] = {}
-    if any(example.series for example in examples):
-        columns["series"] = [example.series for example in examples for _ in example.times]
-    columns["time"] = first.form.column(np.concatenate([example.times for example in examples]))
-    return columns | values
+            for end, values in zip(("low", "high"), both.T, strict=True):
+                _add(columns, f"{target}_{end}{100 * level:g}", values)
+    for name, given in (behind or {}).items():
+        _add(columns, name, given)
+    return columns
 
 
-def forecast_table(examples: Sequence[Example]) -> tuple[list[str], list[list[Any]]]:
-    """Forecasts as a table for people: its column names, and one row for each series and time."""
-    columns = forecast_columns(examples)
+def _add(columns: dict[str, Any], name: str, values: Any) -> None:
+    while name in columns:
+        name += "_"
+    columns[name] = values
+
+
+def forecast_table(
+    examples: Sequence[Example],
+    before: Mapping[str, Sequence[Any]] | None = None,
+    behind: Mapping[str, Sequence[Any]] | None = None,
+) -> tuple[list[str], list[list[Any]]]:
+    """`forecast_columns` as a table for people: its column names, and one row for each series and time."""
+    columns = forecast_columns(examples, before, behind)
     times = np.concatenate([example.times for example in examples])
     columns["time"] = examples[0].form.write(times)
     values = [column if isinstance(column, list) else column.tolist() for column in columns.values()]
