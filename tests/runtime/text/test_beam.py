@@ -63,6 +63,17 @@ def test_a_stop_text_finishes_a_candidate(packed):
         assert "aa" not in one.text
 
 
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+def test_candidates_that_are_cut_short_are_not_among_the_found(packed, length_penalty):
+    model, ended = _small(packed), 0
+    for prompt in ("ab", "ba", "cad", "dd", "bcb"):
+        found = model.beam_search(prompt, beams=3, max_tokens=12, stop=["c"], length_penalty=length_penalty)
+        assert all(len(one.ids) == 12 for one in found if one.reason == "length")
+        assert all(one.ids[-1] == 2 for one in found if one.reason == "stop")
+        ended += len(found) == 3 and max(len(one.ids) for one in found) < 12
+    assert ended >= 3
+
+
 def test_no_tokens_give_the_empty_continuation(packed):
     (one,) = _small(packed).beam_search("ab", max_tokens=0)
     assert (one.text, len(one.ids)) == ("", 0)

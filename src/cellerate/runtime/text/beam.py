@@ -88,7 +88,9 @@ def beam_search(
             break
         state, logits = steps.step(state[parents[going]], ids[going])
     found = [(candidate, text, "stop") for candidate, text in finished]
-    found += [(candidate, _continued(tokenizer, prompt, candidate), "length") for candidate in alive]
+    # Where enough are finished, those that are not were cut short, and nothing ranks them.
+    whole = [candidate for candidate in alive if len(candidate.ids) == max_tokens]
+    found += [(candidate, _continued(tokenizer, prompt, candidate), "length") for candidate in whole]
     found.sort(key=lambda one: -one[0].total / max(1, len(one[0].ids)) ** length_penalty)
     return [
         Completion(text, np.int32(one.ids), np.float32(one.scores), reason)  # type: ignore[arg-type]
