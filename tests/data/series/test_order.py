@@ -254,6 +254,21 @@ def test_time_column_of_another_name_is_found_and_told(opened, name):
     assert data.notes[0] == f"times from the column {name!r}"
 
 
+@pytest.mark.parametrize("head", ["time,date,a", "time,day,a", "time,2,a"])
+def test_dates_are_the_times_where_a_column_called_time_was_measured(opened, head):
+    took = np.random.default_rng(0).permutation(20)
+    data = opened(
+        [f"{hours},{day},{n}" for n, (hours, day) in enumerate(zip(took, days(20), strict=True))], head
+    )
+    assert data.values[:, data.columns.index("a")].tolist() == list(range(20))
+    assert data.times.astype("datetime64[D]").tolist() == days(20).tolist()
+
+
+def test_numbers_in_a_column_called_time_are_the_times_where_none_are_dates(opened):
+    data = opened([f"{n % 3},{n / 2},{n}" for n in range(20)], "t,time,a")
+    assert data.times.tolist() == [n / 2 for n in range(20)]
+
+
 def test_column_of_months_as_numbers_is_a_feature(opened):
     data = opened([f"{n % 12 + 1},{n}" for n in range(20)], "month,a")
     assert data.times is None and data.columns == ("month", "a")

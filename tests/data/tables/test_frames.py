@@ -50,6 +50,16 @@ def test_frame_is_read_as_its_file_is(name, tmp_path):
     assert (data.columns, data.segments, data.step) == (expected.columns, expected.segments, expected.step)
 
 
+@pytest.mark.parametrize("taken", [["time"], ["time", "timestamp"]])
+def test_index_of_times_without_a_name_is_kept_beside_a_column_called_time(taken):
+    took = np.random.default_rng(0).permutation(40)
+    frame = pd.DataFrame({"y": np.arange(40.0), **dict.fromkeys(taken, took)}, index=DAYS)
+    data = open_series(frame, Reading(targets=["y"]))
+    assert data.times.tolist() == DAYS.tolist()
+    assert data.values[:, data.columns.index("y")].tolist() == list(range(40))
+    assert set(taken) <= set(data.columns)
+
+
 def test_frame_is_known_again_by_its_content():
     frame = pd.DataFrame(COLUMNS)
     assert not open_series(frame, Reading(targets=["y"])).cached

@@ -144,19 +144,24 @@ def _one_column(
 ) -> tuple[str | None, str]:
     named = [name for name in free if name.lower() in _TIME_NAMES]
     typed = [name for name in free if kinds[name] == "time"]
-    if named or typed:
-        return (named + typed)[0], ""
+    # Numbers in a column of such a name may be what was measured, such as how long something took.
+    plain = [name for name in named if kinds[name] == "number"]
+    sure = [name for name in named if name not in plain or (len(free) > 1 and _holds_times(look, name))]
+    if sure or typed:
+        return (sure + typed)[0], ""
     likely = [name for name in free if name.lower() in _LIKELY_NAMES]
     likely += [name for name in names[:1] if name in free and kinds[name] == "other" and name not in likely]
-    for name in likely if look is not None else ():
-        if look is not None and _holds_times(look, name):
+    for name in likely:
+        if _holds_times(look, name):
             return name, f"times from the column {name!r}"
+    if plain:
+        return plain[0], ""
     return None, Message(f"no time column found: rows count as steps; name it with {argument('time_column')}")
 
 
-def _holds_times(table: Table, column: str) -> bool:
+def _holds_times(table: Table | None, column: str) -> bool:
     """True if the first values of a column are times, written as texts or as numbers such as 20200131."""
-    if isinstance(table, NpyTable):
+    if table is None or isinstance(table, NpyTable):
         return False
     try:
         block = next(iter(table.blocks([], column, [], 0)), None)

@@ -4,6 +4,7 @@ A frame is recognised by its methods, so none of these packages is imported for 
 """
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -194,9 +195,11 @@ def _pandas(frame: Any) -> Any:
     table = pa.Table.from_pandas(frame)
     if _INDEX in table.column_names:
         place = table.column_names.index(_INDEX)
-        if pa.types.is_temporal(table.schema.field(place).type) and "time" not in table.column_names:
+        if pa.types.is_temporal(table.schema.field(place).type):
+            names = itertools.chain(["time", "timestamp"], (f"time_{n}" for n in itertools.count(2)))
+            free = next(name for name in names if name not in table.column_names)
             table = table.rename_columns(
-                [*table.column_names[:place], "time", *table.column_names[place + 1 :]]
+                [*table.column_names[:place], free, *table.column_names[place + 1 :]]
             )
         else:
             table = table.drop_columns([_INDEX])
