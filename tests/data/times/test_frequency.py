@@ -11,7 +11,7 @@ from cellerate.data.times.frequency import (
     season_of,
     settled,
 )
-from cellerate.data.times.zones import to_instants
+from cellerate.data.times.zones import to_instants, to_local
 from cellerate.errors import ConfigError, DataError
 
 DAY_US = 86_400 * 10**6
@@ -118,6 +118,30 @@ def test_business_days_have_no_gap_at_weekends_and_one_at_a_holiday():
     rows = np.delete(weekdays("2020-01-01", "2020-03-01"), 10)
     frequency = found(rows)
     assert np.flatnonzero(frequency.gaps(rows[:-1], rows[1:])).tolist() == [9]
+
+
+@pytest.mark.parametrize("left_out", [[], [63, 260, 323]])
+@pytest.mark.parametrize("last", ["-05:00", "-04:00"])
+def test_business_days_of_offsets_that_change_in_summer_are_business_days(last, left_out):
+    days = np.delete(weekdays("2020-01-01", "2023-01-01"), left_out)
+    rows = to_instants(days, "America/New_York")
+    rows = rows[: len(rows) - 100 if last == "-04:00" else None]
+    for zone in (last, "UTC"):
+        frequency = found(rows, zone)
+        assert frequency.name == "business days" and season_of(frequency) == 5
+        assert np.flatnonzero(frequency.gaps(rows[:-1], rows[1:])).tolist() == [
+            place - number - 1 for number, place in enumerate(left_out)
+        ]
+        named = settled(parse_frequency("business-day"), rows, np.ones(len(rows) - 1, bool), zone)
+        assert named == frequency
+        following = frequency.after(rows[-1], 10)
+        assert (
+            to_local(following, frequency.zone).astype("datetime64[D]") == weekdays_after(rows[-1], 10)
+        ).all()
+
+
+def weekdays_after(row, count):
+    return np.busday_offset(row.astype("datetime64[D]"), np.arange(1, count + 1))
 
 
 def test_days_within_one_week_are_days():

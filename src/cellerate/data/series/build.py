@@ -238,7 +238,9 @@ class _Build:
             for first in range(0, undecided, _SWAPPED_ROWS):
                 stop = min(undecided, first + _SWAPPED_ROWS)
                 times[first:stop] = swap_day_and_month(times[first:stop])
-        return form, note or (Message(f"read as: {marked(form.words)}") if form.words else "")
+        zone = self._reading.time_zone
+        told = dataclasses.replace(form, zone=zone, mixed=False) if form.mixed and zone is not None else form
+        return form, note or (Message(f"read as: {marked(told.words)}") if told.words else "")
 
     def _ordered(
         self, counts: Sequence[int], form: TimeForm, place: Callable[[int], str]

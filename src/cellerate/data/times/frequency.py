@@ -207,20 +207,14 @@ def find_frequency(times: np.ndarray, inside: np.ndarray, zone: str = "") -> Fre
     if not len(steps):
         return None
     median = round(float(np.median(steps)))
-    days = local.astype("datetime64[D]")
     if median >= 28 * _UNITS_US["day"]:
         monthly = _monthly(times, inside, zone)
         if monthly is not None:
             return monthly
-    clock = local - days.astype("datetime64[us]")
-    if (clock == clock[0]).all() and median == _UNITS_US["day"]:
-        before, after = days[:-1][inside], days[1:][inside]
-        crosses = np.busday_count(before, after) < (after - before).astype(np.int64)
-        if crosses.any() and np.is_busday(days).all():
-            missing = missing_weekdays(days, inside)
-            if come_back(missing, days.min(), days.max()):
-                return _trading(missing, zone)
-            return Frequency("business-day", 1, zone=zone)
+    if median == _UNITS_US["day"]:
+        weekdays = _weekdays(times, inside, zone)
+        if weekdays is not None:
+            return weekdays
     if median % _UNITS_US["day"] == 0 and median:
         return Frequency("time", median, zone=zone)
     # Shorter steps continue across a clock change.
@@ -245,6 +239,8 @@ def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str)
             f"{argument('frequency')} is {wanted.name}, but the times are plain numbers: leave it out, or name the "
             f"column of dates ({argument('time_column')})."
         )
+    if wanted.unit in WEEKDAYS:
+        zone = _zone_of_weekdays(times, zone) or zone
     if wanted.unit == "trading-day":
         return _trading(missing_weekdays(to_local(times, zone).astype("datetime64[D]"), inside), zone)
     days = _days_of_months(times, zone) if wanted.unit == "month" else None
@@ -299,6 +295,31 @@ def check_agreement(frequency: Frequency, times: np.ndarray, series: np.ndarray,
 
 def _trading(holidays: np.ndarray, zone: str) -> Frequency:
     return Frequency("trading-day", 1, zone=zone, holidays=tuple(np.datetime_as_string(holidays).tolist()))
+
+
+def _weekdays(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:
+    """Business days, or trading days; None if rows lie on weekends, or none are left out."""
+    beside = _zone_of_weekdays(times, zone)
+    if beside is None:
+        return None
+    days = to_local(times, beside).astype("datetime64[D]")
+    before, after = days[:-1][inside], days[1:][inside]
+    if not (np.busday_count(before, after) < (after - before).astype(np.int64)).any():
+        return None
+    missing = missing_weekdays(days, inside)
+    if come_back(missing, days.min(), days.max()):
+        return _trading(missing, beside)
+    return Frequency("business-day", 1, zone=beside)
+
+
+def _zone_of_weekdays(times: np.ndarray, zone: str) -> str | None:
+    """The zone by whose clock all rows lie between Monday and Friday; see `_days_of_months`."""
+    for beside in and_an_hour_beside(zone):
+        local = to_local(times, beside)
+        days = local.astype("datetime64[D]")
+        if np.ptp(local - days.astype("datetime64[us]")) <= _SUMMER and np.is_busday(days).all():
+            return beside
+    return None
 
 
 def _monthly(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:
