@@ -183,3 +183,14 @@ def test_number_far_from_all_others_is_told_and_not_taken_for_missing(
     ]
     data = opened(tmp_path / "t.csv", missing_marks="-9999,99999")
     assert not [note for note in data.notes if "far from" in note]
+
+
+@pytest.mark.parametrize("mark", ["-99.9", "-999.9", "1e+20", "-999"])
+def test_marks_of_missing_values_are_known_in_columns_of_float32(tmp_path: Path, mark: str) -> None:
+    y = np.sin(np.arange(50)).astype(np.float32)
+    y[[10, 20]] = float(mark)
+    frame = {"date": np.datetime64("2024-01-01", "us") + np.arange(50) * np.timedelta64(1, "D"), "y": y}
+    assert opened(frame, missing_marks=[mark]).values[10, 0] == y[9]
+    assert any(
+        f"{mark} is far from all other values of 'y' (2 times)" in note for note in opened(frame).notes
+    )

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from cellerate.errors import DataError
 from cellerate.format import listed
@@ -38,12 +40,18 @@ class Columns:
 
     @property
     def missing_numbers(self) -> list[float]:
-        """Those of `missing_values` that are numbers."""
+        """Those of `missing_values` that are numbers, as float64 and as float32 hold them."""
         found = []
         for value in self.missing_values:
             with contextlib.suppress(ValueError):
                 found.append(float(value))
-        return found
+        return [*found, *in_float32(found)]
+
+
+def in_float32(numbers: Iterable[float]) -> list[float]:
+    """The numbers as a column of float32 holds them, such as -99.9000015258789; without those that none can hold."""
+    with np.errstate(over="ignore"):
+        return [float(number) for number in np.float32(list(numbers)) if np.isfinite(number)]
 
 
 @dataclasses.dataclass

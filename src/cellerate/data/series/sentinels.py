@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.data.series.rows_read import in_float32
 from cellerate.messages import Message, argument
 
 USUAL = (
     *(-99.0, -999.0, -9999.0, -99999.0, -999999.0, 9999.0, 99999.0, 999999.0),
     *(-99.9, -99.99, -999.9, -999.99, -999.25, -9999.99, 1e20, -1e20),
 )
+_EITHER = (*USUAL, *in_float32(USUAL))
 # Its least distance from all other values, in multiples of their range.
 _FAR = 3.0
 _NAMED = 3
@@ -45,9 +47,9 @@ class Sentinels:
     def add(self, numbers: np.ndarray) -> None:
         """Takes some rows into account, (N, C) with NaN where a value is missing."""
         low, high = (_by_column(one, numbers) for one in (np.fmin, np.fmax))
-        for column in np.flatnonzero(np.isin(low, USUAL) | np.isin(high, USUAL)).tolist():
+        for column in np.flatnonzero(np.isin(low, _EITHER) | np.isin(high, _EITHER)).tolist():
             known = self.found[column]
-            end = float(low[column] if low[column] in USUAL else high[column])
+            end = float(low[column] if low[column] in _EITHER else high[column])
             if known not in (None, end):
                 continue
             values = numbers[:, column]
