@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from cellerate.data.arrays.gather import BlockPlan, FilePlan, WindowIndex, open_rows, windows_at
-from cellerate.data.series.series import SeriesData
+from cellerate.data.series.series import SeriesData, open_series
 from cellerate.data.settings import Reading
 from cellerate.data.times.calendar_features import Calendar, make_calendar
 from cellerate.data.times.form import TimeForm
 from cellerate.data.times.frequency import parse_frequency
 from cellerate.data.windows.covariate_batches import CovariateBatches
-from cellerate.data.windows.covariates import Covariates
+from cellerate.data.windows.covariates import Covariates, Framing
 from cellerate.data.windows.scaler import Scaler
 from cellerate.data.windows.series_scaler import SeriesScaler
 from cellerate.data.windows.shares import share_of
@@ -201,6 +201,27 @@ def test_calendar_of_zoned_times_is_that_of_the_clock_on_the_wall(data, monkeypa
     for row, origin in enumerate(origins.tolist()):
         np.testing.assert_allclose(seen[0]["series"][row, :, 2:], wanted[origin - WINDOW : origin], atol=1e-6)
         np.testing.assert_allclose(seen[0]["future"][row], wanted[origin : origin + HORIZON], atol=1e-6)
+
+
+def test_calendar_of_business_days_with_changing_offsets_has_no_weekends(tmp_path):
+    days = np.busday_offset("2023-01-02", np.arange(300)).astype("datetime64[us]")
+    offsets = [
+        "-04:00" if "2023-03-12" < day < "2023-11-05" else "-05:00"
+        for day in days.astype("M8[D]").astype(str)
+    ]
+    lines = [
+        f"{day}{offset},{n}"
+        for n, (day, offset) in enumerate(zip(days.astype("M8[s]"), offsets, strict=True))
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["date,y", *lines]))
+    data = open_series(tmp_path / "t.csv", Reading(targets=["y"]))
+    framing = Framing(data, Scaler.fit(data.whole()), Covariates(calendar=Calendar(("weekday",))))
+    past, origins = np.asarray(data.values)[None], np.array([300])
+    found = framing.inputs(past, origins, framing.units(past, origins), None, data.times[None, :2])["series"][
+        0, :, 1:
+    ]
+    angles = 2 * np.pi * (np.arange(300) % 5) / 7
+    np.testing.assert_allclose(found, np.stack([np.sin(angles), np.cos(angles)], axis=-1), atol=1e-6)
 
 
 def test_holidays_begin_with_the_year_on_the_wall():

@@ -176,7 +176,8 @@ class Framing:
         self._features = list(data.feature_columns)
         self._future = [data.columns.index(name) for name in covariates.future]
         self._times = None if covariates.calendar is None else check_times(data.times)
-        self._zone = data.form.zone
+        # The clock that the frequency was found by: by the offset of the last row, days of summer may begin at 23:00.
+        self._zone = (data.frequency.zone if data.frequency is not None else "") or data.form.zone
         self._table: np.ndarray | None = None
         calendar = covariates.calendar
         if prepared and calendar is not None and 4 * len(data.values) * calendar.width <= _PREPARED_BYTES:
