@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cellerate.data.series.future_rows import open_known
+from cellerate.data.series.packing import pack_series
 from cellerate.data.settings import Reading
 from cellerate.errors import DataError
 
@@ -40,6 +41,39 @@ def test_rows_without_targets_at_the_end_are_the_future(tmp_path, missing):
     data = open_known([path], dataclasses.replace(READING, missing=missing), ["price"])
     assert data.segments == ((0, 10, "a"), (14, 24, "b"))
     assert data.ahead.rows("b", times(10, 11, 12)).tolist() == [[110], [111], [112]]
+
+
+def packed(path, output):
+    how = Reading(series_column="shop", missing="drop")
+    return pack_series([path], output, how)
+
+
+def test_packed_series_has_its_future(tmp_path):
+    path = write(tmp_path / "s.csv", known=10, rows=14, holes=[("a", 12), ("a", 5)])
+    packed(path, tmp_path / "s.series")
+    data = open_known([tmp_path / "s.series"], READING, ["price"])
+    assert data.segments == ((0, 5, "a"), (6, 10, "a"), (14, 24, "b"))
+    for series, numbers in {"a": [8, 9, 10, 11, 13], "b": [0, 9, 10, 13]}.items():
+        wanted = [[n + 100 * (series == "b")] for n in numbers]
+        assert data.ahead.rows(series, times(*numbers)).tolist() == wanted
+    for series, number in {"a": 12, "b": 14}.items():
+        with pytest.raises(DataError, match=r"has no 'price' of series '.' at 2024-03-01 1[24]:00"):
+            data.ahead.rows(series, times(number))
+
+
+def test_rows_between_two_packed_series_are_of_the_one_whose_time_they_continue(tmp_path):
+    path = tmp_path / "s.csv"
+    lines = [("a", 0, 1), ("a", 1, 2), ("a", 2, ""), ("b", 1, ""), ("b", 2, 3), ("b", 3, 4)]
+    lines += [("b", 4, ""), ("c", 5, ""), ("c", 6, 5), ("c", 7, 5)]
+    rows = [f"{(START + n * HOUR).item():%Y-%m-%d %H:%M},{shop},{y},{n}" for shop, n, y in lines]
+    path.write_text("\n".join(["date,shop,y,price", *rows]))
+    packed(path, tmp_path / "s.series")
+    ahead = open_known([tmp_path / "s.series"], READING, ["price"]).ahead
+    assert ahead.rows("a", times(2)).tolist() == [[2]]
+    # Nothing tells whether the row of 05:00 continues b or begins c, or that of 04:00.
+    for series, number in {"a": 3, "b": 4, "c": 5}.items():
+        with pytest.raises(DataError, match="has no 'price'"):
+            ahead.rows(series, times(number))
 
 
 def test_rows_of_the_past_may_be_asked_for_too(tmp_path):

@@ -107,10 +107,23 @@ class FutureRows:
 
     @functools.cached_property
     def _stretches(self) -> Mapping[str, list[tuple[int, int]]]:
+        data = self._data
         found: dict[str, list[tuple[int, int]]] = {}
-        for first, stop, series in self._data.segments:
+        following = [*data.segments[1:], (len(data.values), 0, None)]
+        for (first, stop, series), (begin, _, after) in zip(data.segments, following, strict=True):
             found.setdefault(series, []).append((first, stop))
+            # What a packed series left out of its stretches may lack other columns than these.
+            if data.packed_with is not None and stop < begin:
+                end = begin if after in (series, None) else _end_of_series(data, stop, begin)
+                found[series] += self._whole(stop, end)
         return found
+
+    def _whole(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """The stretches of rows in which no column misses a value."""
+        columns = [self._data.columns.index(name) for name in self._columns]
+        whole = np.isfinite(np.asarray(self._data.values[first:stop])[:, columns]).all(axis=1)
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], whole, [False]]).astype(np.int8)))
+        return [(first + begin, first + end) for begin, end in edges.reshape(-1, 2).tolist()]
 
 
 def open_known(
@@ -163,6 +176,16 @@ def open_known(
     where = paths if future is None else as_sources(future)
     open_ahead = functools.partial(open_series, where, alone, table=table, listener=heard)
     return dataclasses.replace(data, ahead=FutureRows(open_ahead, columns, _named(where), data))
+
+
+def _end_of_series(data: SeriesData, first: int, begin: int) -> int:
+    """Where a series ends between its last stretch and the first of the next: where time goes back.
+
+    If it never does, nothing tells whose these rows are, and they are nobody's.
+    """
+    assert data.times is not None  # noqa: S101 (the caller looked)
+    back = np.flatnonzero(np.diff(np.asarray(data.times[first - 1 : begin + 1]).astype(np.float64)) < 0)
+    return first + int(back[0]) if len(back) else first
 
 
 def _clock(data: SeriesData) -> str:
