@@ -6,13 +6,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import typer
 
+from cellerate.cli.main import app
+from cellerate.cli.words import in_options, verb_of
+from cellerate.data.series.packing import pack_series
 from cellerate.data.series.series import SeriesData, open_series
 from cellerate.data.settings import Reading
 from cellerate.data.tables import csv_table
 from cellerate.data.tables.number_forms import NumberForm, find_form
 from cellerate.data.tables.number_marks import is_number
 from cellerate.errors import ConfigError, DataError
+
+DATA_PACK = verb_of(typer.main.get_command(app), ["data", "pack"])
 
 
 @pytest.fixture(autouse=True)
@@ -194,3 +200,22 @@ def test_marks_of_missing_values_are_known_in_columns_of_float32(tmp_path: Path,
     assert any(
         f"{mark} is far from all other values of 'y' (2 times)" in note for note in opened(frame).notes
     )
+
+
+def test_wide_table_with_a_column_for_each_date_is_told_to_transpose(tmp_path: Path) -> None:
+    days = [f"2015-07-{day:02}" for day in range(1, 29)]
+    rows = [",".join(["page", *days]), *(",".join([f"page {n}", *map(str, range(28))]) for n in range(9))]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(rows))
+    with pytest.raises(
+        DataError, match=r"columns are named by times, '2015-07-01' to '2015-07-28'\. Transpose it"
+    ):
+        open_series(path, Reading(wide=True))
+
+
+def test_only_the_first_of_many_columns_without_numbers_are_described(tmp_path: Path) -> None:
+    columns = {f"c{n}": [*range(5), "n/e", *range(5)] for n in range(40)}
+    with pytest.raises(DataError, match="no column of numbers") as caught:
+        pack_series([write(tmp_path / "t.csv", **columns)], tmp_path / "t.series", Reading())
+    assert str(caught.value).endswith("; and 35 more.")
+    assert in_options(caught.value, DATA_PACK).count("--missing-values n/e") == 5

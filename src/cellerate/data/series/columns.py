@@ -7,7 +7,7 @@ from pathlib import Path
 from cellerate.data.settings import Reading
 from cellerate.data.tables import NpyTable, Table, columns_of_time, of_parts, with_clock
 from cellerate.errors import ConfigError, DataError
-from cellerate.messages import Message, argument
+from cellerate.messages import Message, argument, marked
 
 _TIME_NAMES = ("date", "time", "timestamp", "datetime", "ds")
 # Columns of these names hold times only if their values are some.
@@ -15,6 +15,8 @@ _LIKELY_NAMES = (
     "month", "ts", "day", "week", "period", "date_time", "quarter", "datum", "zeit", "zeitpunkt", "zeitstempel",
     "fecha", "jour", "data", "t", "index", "",
 )  # fmt: skip
+
+_NAMED = 5
 
 
 class MissingColumnError(DataError):
@@ -101,7 +103,7 @@ def choose_columns(
         # Reading a target then names its first value that is not a number.
         features = features or list(targets)
         if not features:
-            raise DataError(_no_numbers(path, names, look))
+            raise _no_numbers(path, names, look)
     elif not features:
         raise ConfigError(
             f"{argument('features')} is empty; expected at least one column, or None for all of them."
@@ -170,8 +172,10 @@ def _holds_times(table: Table | None, column: str) -> bool:
     return block is not None and block.times is not None and block.times.dtype.kind == "M"
 
 
-def _no_numbers(path: Path, names: Sequence[str], look: Table | None) -> str:
-    """Say that a table has no numeric column, and what its columns hold."""
-    held = look.left_out(names) if look is not None else []
-    what = "; ".join(line.removeprefix("left out").lstrip(":, ").removeprefix("because ") for line in held)
-    return f"{path} has no column of numbers to forecast from" + (f": {what}." if what else ".")
+def _no_numbers(path: Path, names: Sequence[str], look: Table | None) -> DataError:
+    """The error that says that a table has no numeric column, and what its columns hold."""
+    held = [marked(line) for line in (look.left_out(names) if look is not None else [])]
+    said = [line.removeprefix("left out").lstrip(":, ").removeprefix("because ") for line in held]
+    more = f"; and {len(said) - _NAMED:,} more" if len(said) > _NAMED else ""
+    what = f": {'; '.join(said[:_NAMED])}{more}." if said else "."
+    return DataError(f"{path} has no column of numbers to forecast from{what}")

@@ -181,7 +181,7 @@ def open_known(
 def _end_of_series(data: SeriesData, first: int, begin: int) -> int:
     """Where a series ends between its last stretch and the first of the next: where time goes back.
 
-    If it never does, nothing tells whose these rows are, and they are nobody's.
+    If it never does, nothing tells which of the two has these rows, and neither gets them.
     """
     assert data.times is not None  # noqa: S101 (the caller looked)
     back = np.flatnonzero(np.diff(np.asarray(data.times[first - 1 : begin + 1]).astype(np.float64)) < 0)

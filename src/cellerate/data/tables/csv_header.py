@@ -46,6 +46,9 @@ def has_header(
         if there and all(map(plain, there)) and cell.strip():
             if not plain(cell) and cell.strip() not in MISSING:
                 return True
+            # A date above numbers is the name of a column, as in a wide table with a row for each series.
+            if _DATE.fullmatch(cell.strip()) and not any(_DATE.fullmatch(value.strip()) for value in there):
+                return True
             votes += plain(cell)
     if alone or not votes:
         return True
