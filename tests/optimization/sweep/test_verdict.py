@@ -62,6 +62,21 @@ def test_losses_are_compared_after_equal_time_and_after_equal_steps():
     assert by_steps["b"] - by_steps["a"] == pytest.approx(1.0)
 
 
+def test_points_of_a_number_of_steps_are_judged_after_equal_steps():
+    """The quick point has hardly taken a step when the other has finished; after equal steps it is far behind."""
+    slow, quick = point("a", 1.0, control=True, step_s=0.1), point("b", 2.5, step_s=0.0005)
+    found = record(slow, quick)
+    assert judge(found)["best"] == "b"
+    found.settings["steps"] = 100
+    verdict = judge(found)
+    assert (verdict["best"], verdict["chosen"], verdict["as_good"]) == ("a", "a", [])
+    assert "Nothing learns more than the control, a: " in verdict["sentence"]
+    assert "after 100 steps" in verdict["sentence"]
+    better = record(slow, point("c", 0.5, step_s=0.2))
+    better.settings["steps"] = 100
+    assert judge(better)["chosen"] == "c"
+
+
 def test_point_with_very_few_steps_does_not_limit_the_comparison():
     slow = point("stock", 2.5, step_s=1.0, steps=4)
     found = record(point("a", 1.0, control=True), slow)

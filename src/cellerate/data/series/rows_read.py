@@ -51,7 +51,7 @@ class Columns:
 def in_float32(numbers: Iterable[float]) -> list[float]:
     """The numbers as a column of float32 holds them, such as -99.9000015258789; without those that none can hold."""
     with np.errstate(over="ignore"):
-        return [float(number) for number in np.float32(list(numbers)) if np.isfinite(number)]
+        return [float(number) for number in np.array(list(numbers), np.float32) if np.isfinite(number)]
 
 
 @dataclasses.dataclass

@@ -71,6 +71,18 @@ def equal_training(record: SweepRecord, along: Along) -> float:
     return min((getattr(point, along) for point in measured if getattr(point, along) >= least), default=0.0)
 
 
+def judged_along(record: SweepRecord) -> Along:
+    """What is equal where points are compared: the steps, if each trained for a given number; else the seconds."""
+    return "steps" if record.settings.get("steps") else "seconds"
+
+
+def equal_words(record: SweepRecord, digits: int) -> str:
+    """The training after which points are compared: after 2.65 s of training, after 20 steps."""
+    along = judged_along(record)
+    at = equal_training(record, along)
+    return f"after {at:.{digits}g} s of training" if along == "seconds" else f"after {at:,.0f} steps"
+
+
 def standings(record: SweepRecord, along: Along) -> list[Standing]:
     """All measured points beside the control, after equal seconds or equal steps."""
     at = equal_training(record, along)
@@ -102,15 +114,13 @@ def judge(record: SweepRecord) -> dict[str, Any]:
     if not measured:
         return {"sentence": "No point was measured."}
     fastest, as_fast = fastest_of(measured)
-    by_time = standings(record, "seconds")
+    found = standings(record, judged_along(record))
     # Stock Keras is there for its speed only: each of its steps learns the same.
-    ours = [one for one in by_time if not is_stock(one.point.values)]
-    best, as_good = best_of(ours or by_time, record)
+    ours = [one for one in found if not is_stock(one.point.values)]
+    best, as_good = best_of(ours or found, record)
     chosen = _chosen(best, as_good)
     equal = {f"equal_{along}": equal_training(record, along) for along in ("seconds", "steps")}
-    sentence = (
-        f"{_speed_words(record, fastest, as_fast)} {_loss_words(record, by_time, best, as_good, equal)}"
-    )
+    sentence = f"{_speed_words(record, fastest, as_fast)} {_loss_words(record, found, best, as_good)}"
     return {
         "sentence": sentence.strip(),
         "fastest": fastest.label,
@@ -130,18 +140,19 @@ def fastest_of(points: Sequence[PointRecord]) -> tuple[PointRecord, list[PointRe
 
 
 def best_of(found: Sequence[Standing], record: SweepRecord) -> tuple[PointRecord | None, list[PointRecord]]:
-    """The point with the lowest validation loss after equal time, and those that cannot be told apart from it."""
+    """The point with the lowest validation loss after equal training, and those that cannot be told apart from it."""
     known = [one for one in found if one.loss is not None]
     if not known:
         return None, []
     best = min(known, key=lambda one: one.loss.value if one.loss is not None else 0.0)
-    at = equal_training(record, "seconds")
-    own = _losses_at(best.point, "seconds", at)
+    along = judged_along(record)
+    at = equal_training(record, along)
+    own = _losses_at(best.point, along, at)
     alike = []
     for one in known:
         if one is best:
             continue
-        beside = _difference(_losses_at(one.point, "seconds", at), own, record.in_bits)
+        beside = _difference(_losses_at(one.point, along, at), own, record.in_bits)
         if beside is None or not beside.certain:
             alike.append(one.point)
     return best.point, alike
@@ -182,12 +193,11 @@ def _loss_words(
     found: Sequence[Standing],
     best: PointRecord | None,
     as_good: Sequence[PointRecord],
-    equal: dict[str, float],
 ) -> str:
     if best is None:
         return "No point has a finite validation loss."
     by_point = {id(one.point): one for one in found}
-    after = f"after {equal['equal_seconds']:.3g} s of training"
+    after = equal_words(record, 3)
     loss = by_point[id(best)].loss
     assert loss is not None  # noqa: S101 (the best has one)
     unit = "" if record.unit == "loss" else f" {record.unit}"

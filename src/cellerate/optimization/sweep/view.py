@@ -12,7 +12,14 @@ from cellerate.listener import Listener
 from cellerate.machine.environment import package_version
 from cellerate.optimization.sweep.axes import AXES, written
 from cellerate.optimization.sweep.record import PointRecord, SweepRecord
-from cellerate.optimization.sweep.verdict import Estimate, Standing, equal_training, standings
+from cellerate.optimization.sweep.verdict import (
+    Estimate,
+    Standing,
+    equal_training,
+    equal_words,
+    judged_along,
+    standings,
+)
 
 PAGE = "sweep.html"
 CHART = "sweep"
@@ -192,7 +199,7 @@ def _line_name(others: Mapping[str, Any]) -> str:
 def _measures(record: SweepRecord) -> list[tuple[str, str, Any, bool]]:
     """The charts: a title, the label of y, a function for the value of a standing, and True for a logarithmic axis."""
     item = record.item.removesuffix("s")
-    at = f"after {equal_training(record, 'seconds'):.2g} s of training"
+    at = equal_words(record, 2)
     return [
         (f"Time for a {item}", f"µs for a {item}", lambda one: 1e6 / one.point.items_per_s, True),
         ("Time of a step", "ms a step", lambda one: 1e3 * one.point.step.median_s, True),
@@ -206,7 +213,7 @@ def _measures(record: SweepRecord) -> list[tuple[str, str, Any, bool]]:
 
 
 def _curves(record: SweepRecord, axis: str, value: Any) -> list[tuple[str, tuple[tuple[float, float], ...]]]:
-    by_point = {id(one.point): one for one in standings(record, "seconds")}
+    by_point = {id(one.point): one for one in standings(record, judged_along(record))}
     found = []
     for line in series_of(record, axis):
         points = [(x, value(by_point[id(point)])) for x, point in line.points]
