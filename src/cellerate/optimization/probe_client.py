@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from cellerate import errors
 from cellerate.data.settings import TableOptions
 from cellerate.errors import CellerateError
 from cellerate.messages import from_json
@@ -36,6 +37,14 @@ class ProbeError(CellerateError):
     def __init__(self, message: str, *, memory: bool, kind: str = "") -> None:
         super().__init__(message)
         self.memory, self.kind = memory, kind
+
+    @property
+    def original(self) -> CellerateError | None:
+        """The error of the process in its own class, if it is one of Cellerate's."""
+        kind = getattr(errors, self.kind, None) if self.kind else None
+        if isinstance(kind, type) and issubclass(kind, CellerateError):
+            return kind(self.args[0])
+        return None
 
 
 class MeasuringProcess:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from cellerate import errors
 from cellerate.errors import CellerateError, in_a_line
 from cellerate.messages import to_json
 
@@ -55,11 +56,16 @@ def answer_questions(open_work: Callable[[dict[str, Any]], Answering]) -> None:
             memory = isinstance(error, MemoryError) or any(word in str(error) for word in MEMORY_WORDS)
             own = isinstance(error, CellerateError)
             said = to_json(error.args[0]) if own else f"{in_a_line(error):.300}"
-            answer = {"error": said, "memory": memory, "kind": type(error).__name__ if own else ""}
+            answer = {"error": said, "memory": memory, "kind": _public_name(error)}
             if os.environ.get("CELLERATE_TRACEBACK"):
                 raise
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _public_name(error: Exception) -> str:
+    """The name of the first of an error's classes that callers know, which may be a base of its own; "" if none is."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
 
 
 class _Work:

@@ -11,6 +11,7 @@ from cellerate.errors import in_a_line
 from cellerate.format import duration
 from cellerate.optimization.budget import fitting, verdict_s
 from cellerate.optimization.context import Context, OutOfTimeError
+from cellerate.optimization.probe_client import ProbeError
 from cellerate.optimization.stages import registry
 from cellerate.optimization.stages.base import NotNeededError, Stage
 from cellerate.optimization.stages.baseline import SHARE, Baseline
@@ -126,6 +127,9 @@ def _result(one: Stage, context: Context) -> StageRecord:
         )
     # A backend may raise anything; if one stage fails, the others can still work.
     except Exception as error:
+        original = error.original if isinstance(error, ProbeError) else None
+        if isinstance(one, Baseline) and original is not None:
+            raise original from error
         if isinstance(one, Baseline) or os.environ.get("CELLERATE_TRACEBACK"):
             raise
         return StageRecord(name=one.name, title=one.title, status="failed", reason=in_a_line(error)[:500])

@@ -5,7 +5,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from cellerate import errors
 from cellerate.errors import CellerateError
 from cellerate.measure import Timing, as_timing
 from cellerate.messages import argument
@@ -168,10 +167,7 @@ def failed(record: PointRecord, error: ProbeError) -> None:
 
 def as_own_error(error: ProbeError) -> CellerateError:
     """Return the error of the process, in its own class."""
-    kind = getattr(errors, error.kind, None) if error.kind else None
-    if isinstance(kind, type) and issubclass(kind, CellerateError):
-        return kind(error.args[0])
-    return CellerateError(f"the control cannot be trained: {error}")
+    return error.original or CellerateError(f"the control cannot be trained: {error}")
 
 
 def facts_into(record: SweepRecord, about: dict[str, Any]) -> None:
