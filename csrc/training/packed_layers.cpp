@@ -10,7 +10,8 @@ float present;
 
 }  // namespace
 
-PackedLayers::PackedLayers(const TrainingProgram& program, bool training, bool packs) : program_(program) {
+PackedLayers::PackedLayers(const TrainingProgram& program, bool training, bool packs)
+    : program_(program), training_(training) {
   for (size_t n = 0; packs && n < program.nodes_.size(); ++n) {
     if (program.nodes_[n].op != ProgramOp::kLstm) continue;
     for (const bool backward : {false, true}) {
@@ -42,8 +43,11 @@ Call PackedLayers::call_of(int32_t n) const {
   call.recurrent_kernel = of.recurrent_kernel;
   call.bias = parts.still.empty() ? of.bias : nullptr;
   if (of.inputs[2] >= 0) call.h0 = call.c0 = &present;
-  if (rates.inputs > 0 && rates.state > 0) call.dropout = &present;
-  if (rates.state > 0) call.recurrent_dropout = &present;
+  // An evaluation drops nothing, and the weights lie in another order then.
+  if (training_ && rates.state > 0) {
+    call.recurrent_dropout = &present;
+    if (rates.inputs > 0) call.dropout = &present;
+  }
   return call;
 }
 

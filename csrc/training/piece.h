@@ -94,6 +94,7 @@ class PackedLayers {
   size_t pack_part(const Part& part, std::byte* memory) const;
 
   const TrainingProgram& program_;
+  const bool training_;
   std::vector<Part> parts_;
   std::byte* memory_ = nullptr;
   size_t bytes_ = 0;

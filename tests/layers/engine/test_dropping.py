@@ -102,6 +102,30 @@ def test_evaluation_has_no_dropout() -> None:
     assert model.evaluate(x, np.zeros_like(x), verbose=0) == pytest.approx(1.0, abs=1e-6)
 
 
+X = np.random.default_rng(0).standard_normal((40, 6, 4)).astype("float32")
+Y = np.random.default_rng(1).standard_normal((40, 2)).astype("float32")
+OPTIONS = [{"dropout": 0.3}, {"recurrent_dropout": 0.3}, {"dropout": 0.2, "recurrent_dropout": 0.3}, {}]
+BUILT_NAMES = [" ".join(options) or "none" for options in OPTIONS]
+
+
+@pytest.mark.parametrize("units", [4, 16, 20, 50])
+@pytest.mark.parametrize("options", OPTIONS, ids=BUILT_NAMES)
+def test_evaluation_of_layers_with_dropout_equals_that_of_keras(
+    units: int, options: dict[str, float]
+) -> None:
+    """Enough rows for several pieces, which share the packed weights."""
+    chain = [layers.LSTM(units, return_sequences=True, **options), layers.LSTM(5, **options), layers.Dense(2)]
+    model = keras.Sequential([keras.Input((6, 4)), *chain])
+    x, y = (np.concatenate([one] * 4) for one in (X, Y))
+    made = copy_of(model)
+    model.compile("sgd", "mse", jit_compile=False)
+    made.compile("sgd", "mse")
+    cellerate.accelerate(made, engine="require")
+    for rows in (160, 24):
+        expected = model.evaluate(x[:rows], y[:rows], rows, verbose=0)
+        assert made.evaluate(x[:rows], y[:rows], rows, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
 def test_layers_with_different_seeds_drop_different_values() -> None:
     one = loss_of_steps(probe(layers.Dropout(0.5, seed=1)), 64, 1)[0]
     both = loss_of_steps(probe(layers.Dropout(0.5, seed=1), layers.Dropout(0.5, seed=2)), 64, 1)[0]
@@ -124,11 +148,6 @@ def attending(**options: Any) -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.LSTM(5)(both)))
 
 
-X = np.random.default_rng(0).standard_normal((40, 6, 4)).astype("float32")
-Y = np.random.default_rng(1).standard_normal((40, 2)).astype("float32")
-OPTIONS = [{"dropout": 0.3}, {"recurrent_dropout": 0.3}, {"dropout": 0.2, "recurrent_dropout": 0.3}, {}]
-
-
 def fitted(model: keras.Model, epochs: int = 2, engine: str = "require") -> keras.Model:
     made = copy_of(model)
     made.compile(keras.optimizers.Adam(0.01), "mse")
@@ -137,7 +156,7 @@ def fitted(model: keras.Model, epochs: int = 2, engine: str = "require") -> kera
     return made
 
 
-BUILT = {" ".join(options) or "none": (recurrent, options) for options in OPTIONS}
+BUILT = {name: (recurrent, options) for name, options in zip(BUILT_NAMES, OPTIONS, strict=True)}
 BUILT["attention"] = attending, {"dropout": 0.4}
 
 
