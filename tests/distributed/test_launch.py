@@ -14,6 +14,7 @@ import pytest
 
 from cellerate.distributed.launch import launch, probe
 from cellerate.errors import ConfigError
+from cellerate.machine.environment import processors
 
 
 def python(code: str) -> list[str]:
@@ -43,6 +44,13 @@ def test_more_processes_than_processors_share_them_all(tmp_path):
         == 0
     )
     assert {(tmp_path / str(number)).read_text() for number in range(count)} == {str(count - 1)}
+
+
+def test_far_more_processes_than_processors_are_refused_before_any_starts(tmp_path):
+    most = 8 * processors()
+    with pytest.raises(ConfigError, match=rf"1,000 processes are too many .*, and {most} are allowed"):
+        launch(python(f"open(f'{tmp_path}/{{rank}}', 'w')"), 1000)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("visible", "seen"), [("3,5", ["3", "5"]), ("3,5,6", ["3", "5"]), (None, ["", ""])])

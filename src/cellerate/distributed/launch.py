@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from cellerate.distributed.group import Membership
 from cellerate.errors import ConfigError
+from cellerate.format import counted
 from cellerate.machine.environment import LAUNCHED_VARIABLE, PROBE_VARIABLE, processors
 from cellerate.machine.gpu import facts
 from cellerate.messages import argument
@@ -24,6 +25,8 @@ BEGIN = (sys.executable, "-S", str(Path(__file__).with_name("begin.py")))
 # How long the others may still take once one has failed: they wait for it, and notice sooner or later.
 _GRACE_S = 5.0
 _LOOK_EVERY_S = 0.05
+# More only take memory from each other.
+_PROCESSES_A_PROCESSOR = 8
 # How much of what a process said last is repeated.
 _TOLD_BYTES = 4000
 
@@ -51,7 +54,15 @@ def launch(
 
     Returns:
         The exit code: that of the process that failed first, or 0.
+
+    Raises:
+        ConfigError: There are GPUs, but fewer than processes; or far more processes than processors.
     """
+    if count > _PROCESSES_A_PROCESSOR * processors():
+        raise ConfigError(
+            f"{count:,} processes are too many for this machine, which has {counted(processors(), 'processor')}: one for "
+            f"each is the most that pays, and {_PROCESSES_A_PROCESSOR * processors()} are allowed."
+        )
     port = free_port()
     with contextlib.ExitStack() as opened:
         logs = [opened.enter_context(tempfile.TemporaryFile()) for _ in range(count - 1)]

@@ -95,3 +95,12 @@ def test_impossible_device_numbers_are_refused(cellerate, devices):
     code, _, err = cellerate("plan", "--devices", devices, "--", "train", "text", "t.txt")
     assert code == 2
     assert "expected whole numbers from 1 on" in err
+
+
+@pytest.mark.parametrize("name", ["--items", "--bandwidth", "--latency"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_numbers_that_are_not_finite_are_refused_before_measuring(cellerate, monkeypatch, name, value):
+    monkeypatch.setattr(plan, "measure", None)
+    code, _, err = cellerate("plan", name, value, "--", "train", "text", "t.txt")
+    assert code == 2
+    assert name in err

@@ -54,7 +54,10 @@ def plan(
     """
     from cellerate.distributed import plan as planning
     from cellerate.format import duration, milliseconds, short, size
+    from cellerate.settings import check_number
 
+    for name, value in {"items": items, "bandwidth": bandwidth, "latency": latency}.items():
+        check_number(name, value, at_least=0, optional=True)
     numbers = _whole_numbers("devices", devices)
     divided = [] if stages is None else _whole_numbers("stages", stages)
     training = planning.training_command(command or [], [sys.executable, sys.argv[0]])

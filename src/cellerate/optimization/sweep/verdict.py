@@ -72,7 +72,7 @@ def equal_training(record: SweepRecord, along: Along) -> float:
 
 
 def judged_along(record: SweepRecord) -> Along:
-    """What is equal where points are compared: the steps, if each trained for a given number; else the seconds."""
+    """The measure of training that is equal where points are compared: steps if a number was given, else seconds."""
     return "steps" if record.settings.get("steps") else "seconds"
 
 
