@@ -9,6 +9,7 @@ import pytest
 import cellerate
 from cellerate.kernels import native
 from cellerate.layers.engine import seam
+from support.activation_names import in_keras
 from support.keras_models.engine_models import CASES, copy_of, data_of, numbers, trained
 from support.keras_models.engine_optimizers import OPTIMIZERS
 
@@ -102,6 +103,40 @@ def test_zero_weights_with_l1_take_the_step_of_the_backend(loss: str) -> None:
         made.train_on_batch(x, y)
         found.append(made.get_weights()[-1])
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        *(("selu", 0.0), ("leaky_relu", 0.0), ("celu", 0.0), ("relu(max_value=2.0)", 2.0)),
+        *((name, end) for name in ("hard_tanh", "sparse_sigmoid") for end in (-1.0, 1.0)),
+    ],
+)
+def test_activation_without_a_derivative_takes_the_slope_of_the_backend(name: str, end: float) -> None:
+    """A row of zeros before a constant bias reaches exactly the kink of the activation."""
+    options = {"kernel_initializer": "zeros", "bias_initializer": keras.initializers.Constant(end)}
+    recurrent = {"recurrent_initializer": "zeros", "unit_forget_bias": False}
+
+    def built() -> keras.Model:
+        x, function = keras.Input((9, 3)), in_keras(name)
+        made = [
+            keras.layers.LSTM(4, function, **recurrent, **options)(x),
+            keras.layers.LSTM(4, recurrent_activation=function, **recurrent, **options)(x),
+            keras.layers.Dense(4, function, **options)(x[:, -1]),
+            keras.layers.Activation(function)(keras.layers.Dense(4, **options)(x[:, 0])),
+        ]
+        return keras.Model(x, keras.layers.Concatenate()(made))
+
+    found = []
+    for engine in (None, "require"):
+        model = built()
+        model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=False)
+        if engine is not None:
+            cellerate.accelerate(model, engine=engine)
+        model.train_on_batch(np.zeros((ROWS, 9, 3), np.float32), np.full((ROWS, 16), 9.0, np.float32))
+        found.append(model.get_weights())
+    for stock, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-5)
 
 
 def test_class_weights_train_like_keras() -> None:

@@ -30,6 +30,7 @@ from cellerate.keras_graph.walk import walk
 from cellerate.kernels.training import cpu
 from cellerate.layers.engine.learned_scores import learned_scores
 from cellerate.layers.engine.logits import OutputNodes, split_output
+from cellerate.layers.engine.slopes import with_slopes_of_backend
 from cellerate.program import Node
 
 # The dtype of LSTMs whose policy asks for it. The rest of a step computes in float32, which takes no longer.
@@ -134,8 +135,8 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
     found, numbers, places = reading.used(wanted)
     if reading.refused:
         return tuple(reading.refused)
-    unknown = [f"{node.name}: the engine has no {node.op}" for node in found if not cpu.trains(node)]
-    if unknown:
+    found = tuple(map(with_slopes_of_backend, found))
+    if unknown := [f"{node.name}: the engine has no {node.op}" for node in found if not cpu.trains(node)]:
         return tuple(unknown)
     weights = {
         (number, name): nodes.weights.get(id(array))
