@@ -58,10 +58,10 @@ def launch(
     Raises:
         ConfigError: There are GPUs, but fewer than processes; or far more processes than processors.
     """
-    if count > _PROCESSES_A_PROCESSOR * processors():
+    if count > (most := _PROCESSES_A_PROCESSOR * processors()):
         raise ConfigError(
-            f"{count:,} processes are too many for this machine, which has {counted(processors(), 'processor')}: one for "
-            f"each is the most that pays, and {_PROCESSES_A_PROCESSOR * processors()} are allowed."
+            f"{count:,} processes are too many for this machine, which has {counted(processors(), 'processor')}: one "
+            f"for each is the most that pays, and {most} are allowed."
         )
     port = free_port()
     with contextlib.ExitStack() as opened:
