@@ -351,3 +351,26 @@ def test_subclassed_model_is_refused():
 
     with pytest.raises(ModelError, match="Functional or Sequential"):
         prune(Own(), rows(), loss="mse")
+
+
+@pytest.mark.backends
+def test_model_with_a_list_of_inputs_is_pruned_and_judged_on_its_batches():
+    x, s = keras.Input((5, WIDTH), name="x"), keras.Input((3,), name="s")
+    y = dense(1, name="head")(layers.Concatenate()([lstm(6, name="first")(x), s]))
+    model = with_random_weights(keras.Model([x, s], y))
+    rng = np.random.default_rng(0)
+    given = [
+        rng.standard_normal((16, 5, WIDTH)).astype("float32"),
+        rng.standard_normal((16, 3)).astype("float32"),
+    ]
+    small, record = prune(
+        model,
+        (given, rng.standard_normal((16, 1)).astype("float32")),
+        loss="mse",
+        keep=0.5,
+        multiple_of=1,
+        steps=2,
+        batch_size=8,
+    )
+    assert small.get_layer("first").units == 3
+    assert np.isfinite(record.quality_before)

@@ -28,6 +28,7 @@ from cellerate.compress.fitting import (
 )
 from cellerate.compress.fixed_batch import rows_per_batch
 from cellerate.compress.record import CompressionRecord
+from cellerate.data.pipeline import without_lists
 from cellerate.errors import ConfigError, ModelError, TrainingError
 from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.ties import LayerUnits, units_of
@@ -310,7 +311,7 @@ class _Held(keras.utils.PyDataset):
 
     def __init__(self, batches: list[tuple[Any, ...]]) -> None:
         super().__init__()
-        self._batches = batches
+        self._batches = list(map(without_lists, batches))
 
     def __len__(self) -> int:
         return len(self._batches)

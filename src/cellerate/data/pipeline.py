@@ -21,6 +21,15 @@ from cellerate.machine.environment import require
 Item = tuple[Any, ...] | BaseException
 
 
+def without_lists(batch: Any) -> Any:
+    """A batch with tuples in place of lists, as Keras makes it from arrays; TensorFlow takes no lists of a dataset."""
+    if isinstance(batch, list | tuple):
+        return tuple(map(without_lists, batch))
+    if isinstance(batch, dict):
+        return {name: without_lists(value) for name, value in batch.items()}
+    return batch
+
+
 class KerasBatches(keras.utils.PyDataset):
     """Feeds `fit`, `evaluate` and `predict` with the batches of a source, made ahead by a thread.
 

@@ -13,7 +13,7 @@ from cellerate.errors import ConfigError, ModelError
 from cellerate.machine.doctor import load
 from cellerate.machine.doctor.load import Others
 from cellerate.observe.profiling.changes import _Tries
-from cellerate.observe.profiling.feeding import rows_of
+from cellerate.observe.profiling.feeding import Feed, KeptBatches, keep, rows_of
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
 VOCABULARY, ROWS, STEPS, UNITS = 20, 32, 12, 16
@@ -125,6 +125,19 @@ def test_interrupted_profile_leaves_the_model_and_the_profiler_usable():
     assert all(np.array_equal(now, before) for now, before in zip(model.get_weights(), weights, strict=True))
     found = cellerate.profile(model, ids(), ids(), seconds=0.05, changes=False)
     assert any(part.name == "first" for part in found.parts)
+
+
+@pytest.mark.backends
+def test_batches_with_lists_of_inputs_and_targets_are_kept_for_every_backend():
+    one, other = keras.Input((5, 3)), keras.Input((2,))
+    joined = keras.layers.Concatenate()([keras.layers.LSTM(4)(one), other])
+    model = keras.Model([one, other], [keras.layers.Dense(1)(joined), keras.layers.Dense(2)(joined)])
+    model.compile("sgd", ["mse", "mae"])
+    shapes = [(8, 5, 3), (8, 2)], [(8, 1), (8, 2)]
+    x, y = ([np.ones(shape, np.float32) for shape in some] for some in shapes)
+    kept, _ = keep(Feed(KeptBatches([(x, y)])))
+    history = model.fit(KeptBatches(kept), steps_per_epoch=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
 
 
 def test_uncompiled_model_and_too_few_batches_are_refused():

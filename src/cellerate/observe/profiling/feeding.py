@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from cellerate.data.pipeline import KerasBatches
+from cellerate.data.pipeline import KerasBatches, without_lists
 from cellerate.errors import ConfigError
 
 _KERAS_ROWS = 32
@@ -74,7 +74,7 @@ class KeptBatches(keras.utils.PyDataset):
 
     def __init__(self, batches: Sequence[Any]) -> None:
         super().__init__(workers=1, use_multiprocessing=False)
-        self._batches = batches
+        self._batches = [without_lists(batch) for batch in batches]
 
     def __len__(self) -> int:
         return _LONG_EPOCH
