@@ -3,6 +3,8 @@
 Only this module and `jax_cuda` import JAX; they are imported only where JAX is asked for.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math

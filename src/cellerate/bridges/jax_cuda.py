@@ -3,6 +3,8 @@
 `bridges.jax` makes the layer part of a JAX program; this module is what it does on a GPU.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 from collections.abc import Mapping

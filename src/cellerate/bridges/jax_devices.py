@@ -3,6 +3,8 @@
 Without this, XLA would gather the batch on every device, and each device would compute all of it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math

@@ -4,6 +4,8 @@ JAX calls this multi-controller: each process runs the same program, and XLA add
 `DataParallel` places the variables on every device and the rows of a batch on one each.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import inspect

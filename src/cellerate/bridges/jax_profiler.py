@@ -4,6 +4,8 @@ The trace names XLA's instructions. The compiled program says which operation ea
 it, and whether it was differentiated: `transpose(jvp(scope))` is the backward pass.
 """
 
+from __future__ import annotations
+
 import contextlib
 import re
 import warnings
@@ -44,7 +46,7 @@ class Recording:
         # Each call of a Python function would be an event that costs more than most calls.
         self._options.python_tracer_level = 0
 
-    def __enter__(self) -> "Recording":
+    def __enter__(self) -> Recording:
         jax.profiler.start_trace(str(self._folder), profiler_options=self._options)
         return self
 

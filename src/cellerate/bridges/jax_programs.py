@@ -3,6 +3,8 @@
 Compiling takes seconds before the first step of a training, most of them for programs that are the same in each run.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import os

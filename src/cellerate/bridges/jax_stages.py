@@ -5,6 +5,8 @@ has no messages between processes, but a computation may span the devices of som
 computation over two devices that permutes an array between them; XLA sends the array by gloo or NCCL.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence

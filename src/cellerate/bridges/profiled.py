@@ -4,6 +4,8 @@ A part of a model runs under a mark, a name that its operations carry into the t
 (`scope` of each bridge), and on the timeline of the thread that calls it.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -53,7 +55,7 @@ class Recording(Protocol):
 
     def __init__(self, folder: Path) -> None: ...
 
-    def __enter__(self) -> "Recording": ...
+    def __enter__(self) -> Recording: ...
 
     def __exit__(self, *error: object) -> None: ...
 

@@ -3,6 +3,8 @@
 Only this module imports TensorFlow; it is imported only where TensorFlow is asked for.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType

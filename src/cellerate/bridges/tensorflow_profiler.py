@@ -5,6 +5,8 @@ What XLA compiled has the names of instructions, and the trace holds the program
 Operations that run eagerly have no scopes and lie within the mark of their part.
 """
 
+from __future__ import annotations
+
 import contextlib
 import re
 from collections import Counter
@@ -43,7 +45,7 @@ class Recording:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __enter__(self) -> "Recording":
+    def __enter__(self) -> Recording:
         # Each call of a Python function would be an event that costs more than most calls.
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
         tf.profiler.experimental.start(str(self._folder), options=options)

@@ -3,6 +3,8 @@
 Only this module and the `torch_*` modules beside it import torch; they are imported only where torch is asked for.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """torch.nn.LSTM as `bench` sets Cellerate beside it: the same character model in plain torch, trained and in use."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -7,6 +7,8 @@ A captured step runs no Python, so nothing in it may depend on values. A step th
 uncaptured.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -115,7 +117,7 @@ class CapturedStep:
         self._recorded[key] = recorded
         return recorded.run(leaves)
 
-    def _record(self, leaves: list[Any], structure: Any) -> "_Recorded":
+    def _record(self, leaves: list[Any], structure: Any) -> _Recorded:
         given = [None if leaf is None else leaf.detach().to(self._device, copy=True) for leaf in leaves]
         data, draws = pytree.tree_unflatten(given, structure), Draws(self._states)
 

@@ -3,6 +3,8 @@
 `torch_operators` defines the operators; this module is what they do on a GPU.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 

@@ -5,6 +5,8 @@ the state of a `SeedGenerator`. That state advances in the graph as in Keras's s
 the host, which needs no reading, and draws outside the graph.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

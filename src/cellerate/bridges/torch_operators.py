@@ -4,6 +4,8 @@ This module tells torch the operators' shapes, for its compiler, and how to diff
 the native core and in `torch_cuda`.
 """
 
+from __future__ import annotations
+
 import functools
 import threading
 from collections.abc import Callable, Sequence

@@ -5,6 +5,8 @@ Keras has no distribution on torch. Here its `fit` stays as it is: the model's f
 processes when they are read.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import datetime

@@ -6,6 +6,8 @@ operation that it belongs to (`sequence_nr`), and so its part.
 Source: "Forward-backward correlation" in the documentation of `torch.autograd.profiler`.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +39,7 @@ class Recording:
             activities.append(ProfilerActivity.CUDA)
         self._folder, self._profile = folder, profile(activities=activities)
 
-    def __enter__(self) -> "Recording":
+    def __enter__(self) -> Recording:
         self._profile.__enter__()
         return self
 

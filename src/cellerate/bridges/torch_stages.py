@@ -1,5 +1,7 @@
 """A pipeline stage on torch: its part of the model, forward and backward, and its messages to the other stages."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

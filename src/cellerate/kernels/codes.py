@@ -3,6 +3,8 @@
 Without the core the lists are Python's, and nothing but the inverse functions here reads the numbers.
 """
 
+from __future__ import annotations
+
 from cellerate import activations
 from cellerate.kernels import native
 from cellerate.kernels.operation import Codes

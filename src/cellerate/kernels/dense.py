@@ -1,5 +1,7 @@
 """A dense layer on the native core, forward and backward, on NumPy arrays."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from cellerate.kernels.operation import Codes, CoreOperation, Given, backward, forward

@@ -4,6 +4,8 @@ Only this module imports the extension `cellerate.kernels._core`. bfloat16 array
 which every framework that knows bfloat16 installs.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import importlib

@@ -4,6 +4,8 @@ Each `CoreOperation` is defined with its algorithm: `kernels.lstm.cpu.LSTM`, `ke
 of them to its framework.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -6,6 +6,8 @@ right after it learns the rows; a Dense layer gets one that runs on the core. Cl
 same, so saving, loading and cloning the model work as before.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import inspect

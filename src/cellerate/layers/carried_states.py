@@ -5,6 +5,8 @@ fails on torch. Here a second graph shares all layers with the model, and wraps 
 the states as tracked weights. Training this graph trains the model itself, which stays stateless.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 
@@ -26,7 +28,7 @@ class CarriedStates:
     """
 
     model: keras.Model
-    layers: tuple["CarriedRNN", ...]
+    layers: tuple[CarriedRNN, ...]
 
     def reset(self) -> None:
         """Sets all states to zero."""

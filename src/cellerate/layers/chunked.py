@@ -1,5 +1,7 @@
 """Runs a few layers of a model's trunk on one chunk of time after another."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,6 +5,8 @@ are those of `LSTM.inner_loop`, `GRU.inner_loop`, `RNN.inner_loop` and of each b
 offers is probed, not deduced from its version.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import importlib
@@ -76,7 +78,7 @@ class Platform:
     rnn: Any
 
     @classmethod
-    def of(cls, backend: str, model: Any) -> "Platform":
+    def of(cls, backend: str, model: Any) -> Platform:
         """Probes a backend, which must be installed; `model` says how it is compiled."""
         bridge = importlib.import_module(f"cellerate.bridges.{backend}")
         compiled = bool(getattr(model, "compiled", False)) and keras.backend.backend() == backend

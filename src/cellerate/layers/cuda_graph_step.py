@@ -4,6 +4,8 @@ Only this module replaces a model's training function, and the way its layers se
 recorded.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Iterator

@@ -4,6 +4,8 @@ It times the functions that the layer would call, on random arrays of the layer'
 weights, which may be tracers at the time.
 """
 
+from __future__ import annotations
+
 import math
 import weakref
 from typing import Any

@@ -4,6 +4,8 @@ It combines `keras_graph.graph` (where the layers are, and which masks reach the
 layer's kernel), and says whether the model can be packed. It runs nothing and changes nothing.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,7 @@
 """Explains an Embedding right before an LSTM: how the LSTM reads it, its gradient, and how small it starts."""
 
+from __future__ import annotations
+
 import keras
 import numpy as np
 from keras import layers

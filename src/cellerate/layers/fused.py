@@ -3,6 +3,8 @@
 All layer classes share this module; `fused_lstm` and the other modules in `table` add what one class needs.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import importlib

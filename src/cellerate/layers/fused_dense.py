@@ -3,6 +3,8 @@
 Once the LSTM is fast, the head takes more than half of the remaining time of a training step.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,6 +4,8 @@
 states, and the mask.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from keras import layers

@@ -1,5 +1,7 @@
 """Describes in one line what computes a training: the backend, and the kernels of the recurrent layers."""
 
+from __future__ import annotations
+
 import keras
 
 from cellerate.format import counted

@@ -4,6 +4,8 @@ The module in a row has `fit_conditions(layer, implementation)`, the requirement
 replaces the layer's `inner_loop`; see `fused_lstm`.
 """
 
+from __future__ import annotations
+
 from types import ModuleType
 from typing import Any
 

@@ -3,6 +3,8 @@
 It needs NVIDIA's Python packages but no GPU.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib
 import re

@@ -1,5 +1,7 @@
 """The properties by which a kernel is compiled, loaded and started, whatever it computes."""
 
+from __future__ import annotations
+
 from typing import Protocol
 
 # The most shared memory of a thread block on sm_90: CUDA's opt-in limit.

@@ -3,6 +3,8 @@
 Only this module talks to the CUDA driver.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import functools

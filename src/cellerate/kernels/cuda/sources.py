@@ -3,6 +3,8 @@
 The text is also the key of a compiled kernel on disk.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import hashlib

@@ -4,6 +4,8 @@ The answers outlive the process. They are in a file of the cache folder, by GPU,
 the file is damaged or cannot be written, the only cost is measuring again.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import math

@@ -3,6 +3,8 @@
 Each error names the argument, what came and what was expected.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -3,6 +3,8 @@
 Models on the native core and on a GPU share these calls and checks.
 """
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

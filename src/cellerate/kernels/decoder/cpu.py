@@ -5,6 +5,8 @@ int8 or int4; the whole loop of drawing and reading ids runs in one native call.
 `TextProgram`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

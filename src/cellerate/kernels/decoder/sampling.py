@@ -1,5 +1,7 @@
 """Drawing the next id on the native core: the rules that callers set, one draw, and how to cancel a generation."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Sequence
 

@@ -1,5 +1,7 @@
 """One LSTM layer on the native core, forward and backward, on NumPy arrays."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

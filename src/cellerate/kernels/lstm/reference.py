@@ -11,6 +11,8 @@ cached for speed::
 `kernels.lstm.spec` says what the names mean.
 """
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np

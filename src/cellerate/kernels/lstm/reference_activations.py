@@ -1,5 +1,7 @@
 """Each activation and its derivative in NumPy: slow and obvious."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math

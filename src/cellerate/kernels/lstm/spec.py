@@ -35,6 +35,8 @@ With `go_backwards`, the inputs and the mask are read from the last step to the 
 belongs to the k-th step in that order.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol

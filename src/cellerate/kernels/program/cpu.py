@@ -5,6 +5,8 @@ The core takes values of the shapes (B, F), (B, T, F) with a time axis, and (B, 
 (`runtime.program.interpreter`). Only this module uses the core's `CompiledProgram`.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -82,7 +84,7 @@ class CompiledProgram:
         self.packed_bytes: int = self._native.packed_bytes
         self.target: str = self._native.target
 
-    def ways(self, batch: int, sizes: Sizes) -> dict[int, "Way"]:
+    def ways(self, batch: int, sizes: Sizes) -> dict[int, Way]:
         """The way each node runs in a call of `batch` rows."""
         beside = self._native.partners(batch, sizes)
         return {
@@ -119,7 +121,7 @@ class CompiledProgram:
         x: int,
         result: int,
         states: Sequence[tuple[int, int, np.ndarray, np.ndarray]] = (),
-    ) -> "PreparedRun":
+    ) -> PreparedRun:
         """Prepares everything of a call but its data, for loops over calls of the same sizes.
 
         Args:

@@ -3,6 +3,8 @@
 Only this module uses the core's `TrainingProgram`. The core changes the arrays of weights and optimizer slots in place.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -292,7 +294,7 @@ class TrainingProgram:
 
     def run(
         self,
-        sizes: "StepSizes",
+        sizes: StepSizes,
         inputs: Sequence[np.ndarray],
         keys: Sequence[int],
         compared: Sequence[Compared],

@@ -3,6 +3,8 @@
 A data set makes a batch on another thread in 90 µs, which is as long as a whole step of a small model takes.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

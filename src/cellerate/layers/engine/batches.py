@@ -1,5 +1,7 @@
 """Turns a batch of `fit` into the core's form: dense arrays of inputs, targets and weights, in the right shapes."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """The Keras constraints that the engine supports: one row each."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

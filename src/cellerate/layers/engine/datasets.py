@@ -3,6 +3,8 @@
 `next` takes 40 µs, 30 of them to handle other values; a whole step of a small model takes 100 µs.
 """
 
+from __future__ import annotations
+
 import functools
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """Averages the gradient norms of an optimizer, in Keras's own steps and in the engine's."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

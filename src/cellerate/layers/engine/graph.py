@@ -3,6 +3,8 @@
 The nodes are a `Program`'s, with operations that packed models lack, such as dropout and noise.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -92,7 +94,7 @@ class TrainingGraph:
     fixed: tuple[Any, ...]
     drops: Mapping[int, Drops]
     inputs: tuple[str, ...]
-    carried: tuple["Carried", ...]
+    carried: tuple[Carried, ...]
     normalized: Mapping[int, Any]
     narrow: tuple[int, ...]
 
@@ -117,8 +119,7 @@ def read_training(model: keras.Model, training: bool = True) -> TrainingGraph | 
     Returns:
         The graph; or the reasons why the model has none, one sentence each.
     """
-    graph = own_graph(model)
-    if graph is None:
+    if (graph := own_graph(model)) is None:
         return (no_graph(model),)
     if other_types := _other_types(model):
         return other_types
@@ -339,8 +340,7 @@ def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValu
     learns = isinstance(layer, layers.Attention) and not additive
     learns = learns and (layer.scale is not None or layer.score_mode == "concat")
     values = learned_scores(call) if learns else read(call)
-    rate = float(layer.dropout)
-    if rate == 0:
+    if (rate := float(layer.dropout)) == 0:
         return values
     added = [
         number

@@ -1,5 +1,7 @@
 """Reads attention layers with trainable score weights."""
 
+from __future__ import annotations
+
 from cellerate.keras_graph.families.attention import attended, query_value_key
 from cellerate.keras_graph.program_nodes import ProgramCall, ProgramValue, Refused, Weight, numpy
 

@@ -7,6 +7,8 @@ one is read or written. A callback, a checkpoint or a second model then reads th
 On torch the arrays of the weights are the variables' own memory, so weights need no copy.
 """
 
+from __future__ import annotations
+
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence

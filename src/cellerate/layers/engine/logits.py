@@ -5,6 +5,8 @@ read those logits instead of the tensor, whichever activation it was. So the los
 exactly 0 or 1 follow its logit; JAX and torch clip such an output, and its gradient is 0.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """The Keras losses and metrics that the engine supports: one row each."""
 
+from __future__ import annotations
+
 import difflib
 import math
 from collections.abc import Callable, Sequence

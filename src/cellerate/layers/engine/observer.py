@@ -1,5 +1,7 @@
 """Keras metrics that are more than a mean, computed from the outputs of the engine's steps."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The parts of a model's step: its graph, losses, metrics and optimizer; or the reasons against the engine."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -3,6 +3,8 @@
 Keras trains the whole model if the engine does not support a part of it, and a whole batch if its shapes do not fit.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import itertools

@@ -1,5 +1,7 @@
 """The slopes of activations where they have no derivative, which differ between backends."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import keras

@@ -1,5 +1,7 @@
 """Runs a model's training steps on the engine, and keeps Keras's metrics and variables up to date."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """The Keras optimizers that the engine supports, one row each, and the numbers of their steps."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -3,6 +3,8 @@
 This module knows where arrays lie on the GPU. `decoder.contract` defines the calls of a model.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -114,7 +116,7 @@ class Batch:
         rest = {"given": self._model.filled("given", ids)}
         self._run(asked, ids.shape[1], rest, wants_logits=wants_logits)
 
-    def draw(self, asked: np.ndarray, steps: int, stop_ids: np.ndarray, penalty: "Seen | None") -> np.ndarray:
+    def draw(self, asked: np.ndarray, steps: int, stop_ids: np.ndarray, penalty: Seen | None) -> np.ndarray:
         """Draws ids and reads them.
 
         Args:

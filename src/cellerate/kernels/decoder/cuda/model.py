@@ -3,6 +3,8 @@
 `decoder.contract` checks the arguments, `plan` says which kernel runs, and `batch` knows where arrays lie on the GPU.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any

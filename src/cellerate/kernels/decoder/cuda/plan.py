@@ -3,6 +3,8 @@
 This is arithmetic about sizes; it needs neither a GPU nor a compiler. The kernel's source is generate.cuh.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
@@ -155,7 +157,7 @@ void {self.name}(const __grid_constant__ GenerateArguments in) {{
         return self.blocks_of(layer) * self.block_units
 
     @functools.cached_property
-    def head(self) -> "Head":
+    def head(self) -> Head:
         """The division of the logits among blocks and warps."""
         warps, tiles = self.threads // 32, -(-self.outputs // _TILE)
         block_tiles = -(-tiles // self.blocks)

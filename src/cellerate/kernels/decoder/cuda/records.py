@@ -3,6 +3,8 @@
 generate_plan.cuh and sampling.cuh define the same requests; change both sides together.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 from cellerate.kernels.cuda import sources

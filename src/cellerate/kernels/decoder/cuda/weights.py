@@ -3,6 +3,8 @@
 generate.cuh defines that order.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The arguments of the kernels, as the CUDA sources define them."""
 
+from __future__ import annotations
+
 from cellerate.kernels.cuda import sources
 from cellerate.kernels.cuda.launch import KernelArguments
 

@@ -1,5 +1,7 @@
 """Arrays in the precisions and the order that the kernels read."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

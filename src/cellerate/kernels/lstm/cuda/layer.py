@@ -1,5 +1,7 @@
 """One call of an LSTM layer on a GPU, the same for every framework: its kernels, and what they read and write."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import functools

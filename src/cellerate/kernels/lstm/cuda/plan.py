@@ -3,6 +3,8 @@
 This is arithmetic about sizes; it needs neither a GPU nor a compiler.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Literal

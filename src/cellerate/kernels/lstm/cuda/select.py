@@ -3,6 +3,8 @@
 It joins the sizes of `plan`, the GPU's limits from `launch` and the times from `selfcheck`.
 """
 
+from __future__ import annotations
+
 import functools
 
 from cellerate.errors import BackendError

@@ -6,6 +6,8 @@ It runs the kernels without a framework, on made-up numbers. `timing_cache` reme
 worst error, as a share of the allowed error.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import subprocess

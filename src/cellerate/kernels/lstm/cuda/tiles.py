@@ -1,5 +1,7 @@
 """The division of shared memory in the kernels of `lstm_tiles.cuh`: arithmetic about sizes."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from cellerate.kernels.cuda.kernel import SHARED_BYTES
