@@ -11,6 +11,7 @@ from keras import layers
 
 from cellerate.compress import prune as pruning
 from cellerate.compress.prune import magnitude, prune, saliency
+from cellerate.compress.sparsify import sparsify
 from cellerate.errors import ConfigError, DataError, ModelError, TrainingError
 from cellerate.keras_graph.ties import LayerUnits, units_of
 from cellerate.layers.accelerate import accelerate, is_accelerated
@@ -342,6 +343,12 @@ def test_data_that_cannot_be_used_are_an_error():
     x, y = rows()
     with pytest.raises(TrainingError, match="look for NaN"):
         prune(two_layers(), (x * np.nan, y), loss="mse", multiple_of=2)
+
+
+@pytest.mark.parametrize("compress", [prune, sparsify])
+def test_path_in_place_of_a_model_is_refused(compress):
+    with pytest.raises(ModelError, match="expected a Keras model, got str"):
+        compress("model.keras", rows(8), loss="mse")
 
 
 def test_subclassed_model_is_refused():

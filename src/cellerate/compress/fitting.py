@@ -14,9 +14,10 @@ import keras
 import numpy as np
 
 from cellerate.data.pipeline import KerasBatches
-from cellerate.errors import CellerateError, ConfigError, DataError, TrainingError, in_a_line
+from cellerate.errors import CellerateError, ConfigError, DataError, ModelError, TrainingError, in_a_line
 from cellerate.keras_graph.compiling import loss_weights_of
 from cellerate.keras_graph.graph import find_over_time, forget_states
+from cellerate.keras_graph.to_program import no_graph
 from cellerate.layers.accelerate import accelerate
 from cellerate.messages import argument
 from cellerate.models.rewrite import same_layers
@@ -99,7 +100,10 @@ def loss_of(model: keras.Model, loss: Any) -> Any:
 
     Raises:
         ConfigError: There is neither, or Keras does not know it.
+        ModelError: The model is not one of Keras.
     """
+    if not isinstance(model, keras.Model):
+        raise ModelError(no_graph(model))
     found = loss if loss is not None else getattr(model, "loss", None)
     if found is None:
         raise ConfigError(f"model {model.name!r} is not compiled: give `loss`, a Keras loss.")

@@ -123,8 +123,9 @@ def quantize(
 ) -> tuple[keras.Model, CompressionRecord]:
     """Rounds the weights of a model to those that a packed file of a precision keeps.
 
-    The resulting model computes the same in Keras as from the packed file, apart from the order of sums:
-    packing it in this precision changes no weight.
+    Packing the resulting model in this precision changes no weight. Keras computes with it in float32, and is what
+    judges it here; the packed file also rounds the inputs of its products, which costs a little more. `optimize` and
+    `cellerate evaluate` judge the file itself.
 
     - Plain: every weight is rounded to its nearest value; a column of an int8 kernel has 127 steps up to its
       largest magnitude, one of 32 rows of an int4 kernel 8.

@@ -64,7 +64,8 @@ def sparsify(
     """Sets the smallest weights of a model to zero, and trains the others.
 
     This brings no speed: no kernel here skips zeros. It makes the file smaller once it is compressed, as in a
-    download or a zip archive; the record says by how much.
+    download or a zip archive; the record says by how much. Training the result further fills the zeros again, so this
+    comes last.
 
     Args:
         model: A built Functional or Sequential model. It is not changed.
