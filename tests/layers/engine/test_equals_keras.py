@@ -139,6 +139,24 @@ def test_activation_without_a_derivative_takes_the_slope_of_the_backend(name: st
         np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("misfits")
+def test_weights_of_rows_before_an_output_of_steps_are_left_to_keras() -> None:
+    """It takes one number a row for one a step where there are as many rows as steps, and refuses others."""
+    head = keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((9, 3)), keras.layers.LSTM(4, return_sequences=True), head])
+    x = np.random.default_rng(0).standard_normal((9, 9, 3)).astype("float32")
+    weights, found = np.array([5.0, *[0.0] * 8], np.float32), []
+    for accelerated in (False, True):
+        made = copy_of(model)
+        made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        if accelerated:
+            cellerate.accelerate(made)
+        made.fit(x, x[..., :2], batch_size=9, shuffle=False, sample_weight=weights, verbose=0)
+        found.append(made.get_weights())
+    for stock, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-6)
+
+
 def test_class_weights_train_like_keras() -> None:
     assert_equal("sentiment", "sgd", class_weight={0: 0.3, 1: 1.7}, batch_size=ALIKE)
 

@@ -138,7 +138,7 @@ def compared_with(
         positions,
         math.prod(output[1:]) // positions,
         _of_type(targets.reshape(expected), "int32" if rule.takes_ids else "float32"),
-        _weights(weights, rows, positions),
+        _weights(weights, rows, positions, of_steps=len(output) > 2),
     )
 
 
@@ -204,12 +204,15 @@ def _of_type(array: np.ndarray, dtype: str) -> np.ndarray:
     return np.ascontiguousarray(array, dtype)
 
 
-def _weights(sample_weight: Any, rows: int, positions: int) -> np.ndarray | None:
-    """The sample weights (B, positions), float32; None without any."""
+def _weights(sample_weight: Any, rows: int, positions: int, *, of_steps: bool) -> np.ndarray | None:
+    """The sample weights (B, positions), float32; None without any.
+
+    Of an output with steps, Keras takes (B,) weights for those of steps, if there are as many, or raises an error.
+    """
     if sample_weight is None:
         return None
     weights = _array(sample_weight)
     per_position = weights.size == rows * positions and weights.shape[:1] == (rows,)
-    if not per_position and weights.shape not in ((rows, 1), (rows,)):
+    if (not per_position and weights.shape not in ((rows, 1), (rows,))) or (of_steps and weights.ndim == 1):
         raise Misfit(f"the sample weights have the shape {weights.shape}")
     return np.ascontiguousarray(np.broadcast_to(weights.reshape(rows, -1), (rows, positions)), np.float32)
