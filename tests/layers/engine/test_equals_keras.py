@@ -9,6 +9,7 @@ import pytest
 import cellerate
 from cellerate.kernels import native
 from cellerate.layers.engine import seam
+from cellerate.models.losses import QuantileLoss
 from support.activation_names import in_keras
 from support.keras_models.engine_models import CASES, copy_of, data_of, numbers, trained
 from support.keras_models.engine_optimizers import OPTIMIZERS
@@ -137,6 +138,22 @@ def test_activation_without_a_derivative_takes_the_slope_of_the_backend(name: st
         found.append(model.get_weights())
     for stock, ours in zip(*found, strict=True):
         np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_rows_of_quantiles_without_steps_train_like_keras() -> None:
+    """The last two axes of (B, targets, quantiles) are no steps."""
+    head = [keras.layers.LSTM(4), keras.layers.Dense(6), keras.layers.Reshape((2, 3))]
+    model = keras.Sequential([keras.Input((9, 3)), *head])
+    x, found = data_of("series", ROWS)[0], []
+    for engine in (None, "require"):
+        made = copy_of(model)
+        made.compile(keras.optimizers.SGD(0.1), QuantileLoss((0.1, 0.5, 0.9)), jit_compile=False)
+        if engine is not None:
+            cellerate.accelerate(made, engine=engine)
+        made.train_on_batch(x, x[:, 0, :2], sample_weight=np.linspace(0.2, 2.0, ROWS).astype("float32"))
+        found.append(made.get_weights())
+    for stock, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("misfits")

@@ -117,11 +117,12 @@ def compared_with(
         if output[-1] != len(rule.levels):
             raise Misfit(f"the output has {output[-1]} quantiles, the loss {len(rule.levels)}")
         fits = targets.shape == expected or (len(rule.levels) == 1 and targets.shape == output)
-        positions = math.prod(output[1:-2])
+        steps = output[1:-2]
     else:
         same = targets.shape in (expected, (*expected, 1))
         fits = same or (not rule.takes_ids and (*targets.shape, 1) == expected)
-        positions = math.prod(output[1:-1])
+        steps = output[1:-1]
+    positions = math.prod(steps)
     if not fits:
         raise Misfit(f"the targets have the shape {targets.shape}")
     if by_logits and 2 < len(output) == targets.ndim + 1 and output[-1] == 1:
@@ -138,7 +139,7 @@ def compared_with(
         positions,
         math.prod(output[1:]) // positions,
         _of_type(targets.reshape(expected), "int32" if rule.takes_ids else "float32"),
-        _weights(weights, rows, positions, of_steps=len(output) > 2),
+        _weights(weights, rows, positions, of_steps=bool(steps)),
     )
 
 
@@ -213,6 +214,6 @@ def _weights(sample_weight: Any, rows: int, positions: int, *, of_steps: bool) -
         return None
     weights = _array(sample_weight)
     per_position = weights.size == rows * positions and weights.shape[:1] == (rows,)
-    if (not per_position and weights.shape not in ((rows, 1), (rows,))) or (of_steps and weights.ndim == 1):
+    if (of_steps and weights.ndim == 1) or not (per_position or weights.shape == (rows, 1)):
         raise Misfit(f"the sample weights have the shape {weights.shape}")
     return np.ascontiguousarray(np.broadcast_to(weights.reshape(rows, -1), (rows, positions)), np.float32)
