@@ -6,7 +6,7 @@ no weekends if the data have none, local clock times in a time zone.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -313,13 +313,8 @@ def _weekdays(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | N
 
 
 def _zone_of_weekdays(times: np.ndarray, zone: str) -> str | None:
-    """The zone by whose clock all rows lie between Monday and Friday; see `_days_of_months`."""
-    for beside in and_an_hour_beside(zone):
-        local = to_local(times, beside)
-        days = local.astype("datetime64[D]")
-        if np.ptp(local - days.astype("datetime64[us]")) <= _SUMMER and np.is_busday(days).all():
-            return beside
-    return None
+    """The zone by whose clock all rows lie between Monday and Friday; None if there is none."""
+    return next((beside for beside, days in _days_beside(times, zone) if np.is_busday(days).all()), None)
 
 
 def _monthly(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | None:
@@ -339,7 +334,16 @@ def _monthly(times: np.ndarray, inside: np.ndarray, zone: str) -> Frequency | No
 
 
 def _days_of_months(times: np.ndarray, zone: str) -> tuple[int, str] | None:
-    """The day of the month on which all rows lie, and the zone whose clock shows it; None if there is none.
+    """The day of the month on which all rows lie, and the zone whose clock shows it; None if there is none."""
+    for beside, days in _days_beside(times, zone):
+        day = _day_of_month(days)
+        if day is not None:
+            return day, beside
+    return None
+
+
+def _days_beside(times: np.ndarray, zone: str) -> Iterator[tuple[str, np.ndarray]]:
+    """A zone and those an hour beside it, each with the days of the rows, if it shows about one time of day for all.
 
     A clock that is put forward in summer and was written in UTC, or with its offsets, differs by an hour there.
     """
@@ -347,10 +351,7 @@ def _days_of_months(times: np.ndarray, zone: str) -> tuple[int, str] | None:
         local = to_local(times, beside)
         days = local.astype("datetime64[D]")
         if np.ptp(local - days.astype("datetime64[us]")) <= _SUMMER:
-            day = _day_of_month(days)
-            if day is not None:
-                return day, beside
-    return None
+            yield beside, days
 
 
 def _day_of_month(days: np.ndarray) -> int | None:
