@@ -238,8 +238,7 @@ class _Build:
             for first in range(0, undecided, _SWAPPED_ROWS):
                 stop = min(undecided, first + _SWAPPED_ROWS)
                 times[first:stop] = swap_day_and_month(times[first:stop])
-        zone = self._reading.time_zone
-        told = dataclasses.replace(form, zone=zone, mixed=False) if form.mixed and zone is not None else form
+        told = self._in_named_zone(form) if form.mixed else form
         return form, note or (Message(f"read as: {marked(told.words)}") if told.words else "")
 
     def _ordered(
@@ -255,7 +254,12 @@ class _Build:
         clock = zone if zone is not None and not form.zone else ""
         how = Sorting(self._reading.duplicates, clock, form, self._columns.values, place)
         ordered = order_rows(self._folder, counts, how)
-        return ordered, dataclasses.replace(form, zone=zone, mixed=False) if zone is not None else form
+        return ordered, self._in_named_zone(form)
+
+    def _in_named_zone(self, form: TimeForm) -> TimeForm:
+        """The form with the time zone that was named, if one was."""
+        zone = self._reading.time_zone
+        return form if zone is None else dataclasses.replace(form, zone=zone, mixed=False)
 
     def _check_holes(self, reader: Reader) -> None:
         done = reader.done
