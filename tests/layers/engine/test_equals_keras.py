@@ -141,7 +141,7 @@ def test_activation_without_a_derivative_takes_the_slope_of_the_backend(name: st
 
 
 def test_weights_of_rows_of_quantiles_without_steps_train_like_keras() -> None:
-    """The last two axes of (B, targets, quantiles) are no steps."""
+    """The last two axes of (B, targets, quantiles) are not steps."""
     head = [keras.layers.LSTM(4), keras.layers.Dense(6), keras.layers.Reshape((2, 3))]
     model = keras.Sequential([keras.Input((9, 3)), *head])
     x, found = data_of("series", ROWS)[0], []
