@@ -33,8 +33,9 @@ def test_outputs_count_as_much_as_they_were_compiled_to():
     data = X, {"level": Y, "kind": kinds}
     right = model.evaluate(*data, verbose=0, return_dict=True)["loss"]
     assert loss_on(model, data, loss=loss_of(model, None), batch_size=32) == pytest.approx(right, rel=1e-5)
+    # `test_packed_outputs` has the loss after `quantize`, which is that of the packed file.
+    assert quantize(model, data)[1].quality_before == pytest.approx(right, rel=1e-5)
     for found, record in (
-        quantize(model, data),
         prune(model, data, steps=2, validation=data),
         sparsify(model, data, steps=2),
     ):

@@ -4,6 +4,8 @@ Unlike `training`, this trains as one step of a search: it writes no file, no ep
 sequence of batches continues from one stretch to the next.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
@@ -13,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from cellerate.compress.packed_outputs import PackedOutputs
 from cellerate.data.pipeline import KerasBatches
 from cellerate.errors import CellerateError, ConfigError, DataError, ModelError, TrainingError, in_a_line
 from cellerate.keras_graph.compiling import loss_weights_of
@@ -293,8 +296,17 @@ def _optimizer(model: keras.Model, learning_rate: float) -> keras.optimizers.Opt
     return loss_scaled(optimizer, {found.layer.dtype_policy.name for found in find_over_time(model)})
 
 
-def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> float:
+def loss_on(
+    model: keras.Model, data: Data, *, loss: Any, batch_size: int, precision: str | None = None
+) -> float:
     """The mean loss of a model over one pass through data; states of stateful layers are zeroed before and after.
+
+    Args:
+        model: The model; it stays uncompiled.
+        data: What to judge it on.
+        loss: A loss from `loss_of`.
+        batch_size: Rows per batch, if data are arrays.
+        precision: The precision of the packed file whose outputs are judged; None for those of Keras.
 
     Raises:
         DataError: The data do not fit the model.
@@ -302,12 +314,18 @@ def loss_on(model: keras.Model, data: Data, *, loss: Any, batch_size: int) -> fl
     _check_ends(data)
     judge = same_layers(accelerate(model), f"{model.name}_judge")
     compile_with(judge, loss)
+    callbacks: list[keras.callbacks.Callback] = []
+    # Keras carries the states of stateful layers from batch to batch; a packed file begins each call with zeros.
+    if precision is not None and not any(
+        getattr(one.layer, "stateful", False) for one in find_over_time(model)
+    ):
+        callbacks, judge.run_eagerly = [PackedOutputs(precision)], True
     forget_states(model)
     try:
-        return _evaluated(judge, data, batch_size)
-    except CellerateError:
+        return _evaluated(judge, data, batch_size, callbacks)
+    except (CellerateError, MemoryError):
         raise
-    except (ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # each backend has its own for shapes that do not fit
         raise DataError(
             f"the model cannot be judged on {argument('data')} by its loss: {in_a_line(error)}. Give inputs and "
             "targets of the model's shapes."
@@ -326,9 +344,11 @@ def _check_ends(data: Data) -> None:
         )
 
 
-def _evaluated(judge: keras.Model, data: Data, batch_size: int) -> float:
+def _evaluated(
+    judge: keras.Model, data: Data, batch_size: int, callbacks: list[keras.callbacks.Callback]
+) -> float:
     # By name, because for a model with several outputs Keras gives the loss of each as well.
-    asked: dict[str, Any] = {"verbose": 0, "return_dict": True}
+    asked: dict[str, Any] = {"verbose": 0, "return_dict": True, "callbacks": callbacks}
     if isinstance(data, tuple):
         x, y, *weight = data
         asked |= {"sample_weight": weight[0] if weight else None, "batch_size": batch_size}

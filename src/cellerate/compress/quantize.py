@@ -4,11 +4,13 @@ The file format (`runtime.cell`) decides how each weight is kept. This module ch
 costs: the scale of each column of a kernel, and whether to train the model briefly so that it adapts.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -27,8 +29,9 @@ from cellerate.compress.fitting import (
     loss_on,
 )
 from cellerate.compress.fixed_batch import rows_per_batch
+from cellerate.compress.packed_outputs import inputs_by_name
 from cellerate.compress.record import CompressionRecord, QualityGate
-from cellerate.errors import ConfigError, DataError, ModelError
+from cellerate.errors import ConfigError, ModelError
 from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.to_program import read_program, read_weights
 from cellerate.models.rewrite import describe, rebuild
@@ -50,6 +53,9 @@ _LEAST_MOMENT = 1e-4
 _Moments = dict[tuple[int, str], np.ndarray]
 """For each kernel, by node number and array name: E[x²] (K,) of its input."""
 
+_PackedJudge = Callable[[keras.Model, str], float]
+"""Returns how bad a model is once it is packed in a precision; less is better."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
@@ -65,7 +71,7 @@ class _Candidate:
     quality: float | None
     weights: list[np.ndarray]
 
-    def better_than(self, other: "_Candidate") -> bool:
+    def better_than(self, other: _Candidate) -> bool:
         """True if it was judged better; a NaN is worse than anything."""
         mine, theirs = (
             math.inf if one.quality is None or math.isnan(one.quality) else one.quality
@@ -81,16 +87,16 @@ class _Work:
     Attributes:
         model: The copy.
         precision: The precision that its weights are rounded to.
-        judge: The judge, if there is one.
+        judge: Returns how bad a model is once it is packed in a precision; None if nothing can judge.
     """
 
     model: keras.Model
     precision: str
-    judge: Judge | None
+    judge: _PackedJudge | None
 
-    def quality(self) -> float | None:
-        """Judges the model with its current weights."""
-        return None if self.judge is None else float(self.judge(self.model))
+    def quality(self, precision: str) -> float | None:
+        """Judges the model with its current weights, packed in a precision."""
+        return None if self.judge is None else float(self.judge(self.model, precision))
 
     def rounded(self, kept: str, floats: Sequence[np.ndarray], moments: _Moments) -> _Candidate:
         """Rounds weights and leaves them in the model; kernels whose inputs are known are clipped first."""
@@ -102,7 +108,7 @@ class _Work:
             if array.ndim == 2:
                 weight.assign(array)
         found = _weights(self.model)
-        return _Candidate(kept, self.quality(), found)
+        return _Candidate(kept, self.quality(self.precision), found)
 
 
 def quantize(
@@ -123,9 +129,9 @@ def quantize(
 ) -> tuple[keras.Model, CompressionRecord]:
     """Rounds the weights of a model to those that a packed file of a precision keeps.
 
-    Packing the resulting model in this precision changes no weight. Keras computes with it in float32, and is what
-    judges it here; the packed file also rounds the inputs of its products, which costs a little more. `optimize` and
-    `cellerate evaluate` judge the file itself.
+    Packing the resulting model in this precision changes no weight. A packed file also rounds the inputs of its
+    products, so the loss is that of the outputs which the file has on this machine; only a model with stateful layers
+    is judged as Keras computes it, in float32.
 
     - Plain: every weight is rounded to its nearest value; a column of an int8 kernel has 127 steps up to its
       largest magnitude, one of 32 rows of an int4 kernel 8.
@@ -146,7 +152,8 @@ def quantize(
         steps: How many batches to fine-tune on in all.
         learning_rate: The learning rate of fine-tuning.
         batch_size: Rows per batch, if data are arrays.
-        judge: Returns how bad a model is; None for the loss on `validation`.
+        judge: Returns how bad a model is, which Keras computes in float32; None for the loss of the packed file on
+            `validation`.
         metric: The name of what `judge` returns.
         seed: The seed for the order of the batches.
         on_step: Called after each step of fine-tuning with how many are done, how many there are, and the
@@ -179,14 +186,14 @@ def quantize(
     data, validation = checked_data("data", data), checked_data("validation", validation)
     batch_size = rows_per_batch(model, batch_size, data, validation)
     program = read_program(model)
-    judge = _judge(model, data, validation, loss, batch_size, judge)
-    if gate is not None and judge is None:
+    judging = _judge(model, data, validation, loss, batch_size, judge)
+    if gate is not None and judging is None:
         raise ConfigError("gate needs something to judge by: give data, validation or judge.")
     may_train = gate is not None and data is not None and steps > 0
     tuned_loss = loss_of(model, loss) if may_train else None
-    work = _Work(rebuild(model, describe(model)), precision, judge)
+    work = _Work(rebuild(model, describe(model)), precision, judging)
     _settle(work.model, program, precision)
-    before = work.quality()
+    before = work.quality("float32")
     floats = _weights(work.model)
     batches = None if data is None else endless(data, batch_size, seed)
     moments: _Moments = {}
@@ -274,12 +281,17 @@ def _judge(
     loss: Any,
     batch_size: int,
     judge: Judge | None,
-) -> Judge | None:
+) -> _PackedJudge | None:
     """Gives the judge of the models; None if there is nothing to judge on."""
     judged = data if validation is None else validation
-    if judge is not None or judged is None:
-        return judge
-    return functools.partial(loss_on, data=judged, loss=loss_of(model, loss), batch_size=batch_size)
+    if judge is not None:
+        return lambda model, precision: judge(model)
+    if judged is None:
+        return None
+    loss = loss_of(model, loss)
+    return lambda model, precision: loss_on(
+        model, judged, loss=loss, batch_size=batch_size, precision=precision
+    )
 
 
 def _weights(model: keras.Model) -> list[np.ndarray]:
@@ -345,7 +357,7 @@ def _observed(model: keras.Model, program: Program, batches: Sequence[tuple[Any,
     engine = Engine(Program(tuple(nodes), {str(number): number for number in sorted(wanted)}))
     moments: _Moments = {key: np.zeros(1) for key, _ in uses.values()}
     for batch in batches:
-        found = engine.run(_by_name(model, program, batch[0]))
+        found = engine.run(inputs_by_name(model, program, batch[0]))
         for key, read in uses.values():
             for source, mask in read:
                 x = found[str(source)]
@@ -353,33 +365,6 @@ def _observed(model: keras.Model, program: Program, batches: Sequence[tuple[Any,
                 rows = live.reshape(-1, x.shape[-1]).astype(np.float64)
                 moments[key] = moments[key] + np.einsum("nk,nk->k", rows, rows)
     return moments
-
-
-def _by_name(model: keras.Model, program: Program, x: Any) -> dict[str, np.ndarray]:
-    """Gives the inputs of a batch as a program takes them."""
-    names = list(program.inputs)
-    if isinstance(x, Mapping):
-        by_key = not isinstance(model, keras.Sequential) and isinstance(model.input, Mapping)
-        try:
-            x = {key: x[key] for key in model.input} if by_key else [x[name] for name in names]
-        except KeyError as error:
-            raise DataError(f"data lacks the input {error}; expected {', '.join(names)}.") from error
-    arrays = keras.tree.flatten(x)
-    if len(arrays) != len(names):
-        raise DataError(
-            f"data has {len(arrays)} inputs in a batch; expected {len(names)}: {', '.join(names)}."
-        )
-    found = {}
-    for (name, number), values in zip(program.inputs.items(), arrays, strict=True):
-        options = program.nodes[number].options
-        shape, dtype = options["shape"], options["dtype"]
-        array = np.asarray(keras.ops.convert_to_numpy(values))
-        # As Keras accepts them: ids in any dtype, a last axis of 1 left out.
-        array = array.astype(dtype, copy=False)
-        if isinstance(shape, tuple) and array.ndim == len(shape) - 1 and shape[-1] == 1:
-            array = array[..., np.newaxis]
-        found[name] = array
-    return found
 
 
 def _clipped(program: Program, moments: _Moments, precision: str) -> Program:
