@@ -4,6 +4,8 @@ The training in a compression alone may make a model better than the original. O
 shows what the compression itself costs.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping

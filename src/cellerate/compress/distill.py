@@ -3,6 +3,8 @@
 The computation of one training step is in `distiller`.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import statistics

@@ -4,6 +4,8 @@ It extends Keras's `Distiller` with sample weights and masks, probabilities as w
 of classes, and a teacher's share that changes during training. `distill` decides what is trained.
 """
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 import keras

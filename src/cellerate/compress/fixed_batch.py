@@ -1,5 +1,7 @@
 """Models that only take batches of a fixed number of rows, as stateful models do."""
 
+from __future__ import annotations
+
 import keras
 
 from cellerate.compress.fitting import Data

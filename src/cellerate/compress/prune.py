@@ -4,6 +4,8 @@
 and trains between the rounds.
 """
 
+from __future__ import annotations
+
 import itertools
 import time
 from collections.abc import Iterator, Mapping

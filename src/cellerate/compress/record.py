@@ -1,5 +1,7 @@
 """The record of a compression, which every way to compress returns, and the gate that judges its quality."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping

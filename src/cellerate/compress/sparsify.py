@@ -3,6 +3,8 @@
 Unlike with `prune`, the model keeps its shape. Weights are held at zero while the others are trained.
 """
 
+from __future__ import annotations
+
 import functools
 import tempfile
 import time

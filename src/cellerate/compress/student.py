@@ -3,6 +3,8 @@
 It doesn't matter which units are removed, as all weights are drawn anew.
 """
 
+from __future__ import annotations
+
 import keras
 import numpy as np
 

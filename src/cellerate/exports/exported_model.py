@@ -1,5 +1,7 @@
 """An exported model in its own runtime, with the interface of a packed model."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

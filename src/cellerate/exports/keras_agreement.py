@@ -1,5 +1,7 @@
 """A packed model beside the Keras model that it was read from."""
 
+from __future__ import annotations
+
 import keras
 import numpy as np
 

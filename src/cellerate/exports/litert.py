@@ -8,6 +8,8 @@ A model with its states as inputs and outputs (`runtime.program.stepping`) takes
 plain operators.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

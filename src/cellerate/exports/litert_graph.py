@@ -3,6 +3,8 @@
 Written with the classes that LiteRT generates from its schema, which is part of its package.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """Each operation of a program as operators of LiteRT. `cellerate.program` defines the operations."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """The operations across steps (windows, pooling, attention) as operators of LiteRT."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 

@@ -4,6 +4,8 @@ The graph has true `LSTM` nodes and takes any number of rows and, if the model d
 pattern.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

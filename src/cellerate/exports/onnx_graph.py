@@ -1,5 +1,7 @@
 """An ONNX graph under construction: nodes, constants, and a unique name for each value."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

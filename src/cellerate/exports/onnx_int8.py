@@ -5,6 +5,8 @@ ONNX Runtime multiplies inputs of 0 to 255 by weights of -127 to 127. Processors
 a sum beyond 32767 becomes 32767. So the weights of a pair must not exceed 128 together.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import NamedTuple
 

@@ -8,6 +8,8 @@ The attribute `layout=1`, which would put the batch first, is not used: ONNX Run
 wrongly.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Each operation of a program but the LSTM, as nodes of ONNX. `cellerate.program` defines the operations."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """The operations across steps (windows, pooling, attention) as nodes of ONNX."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

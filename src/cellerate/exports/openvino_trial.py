@@ -3,6 +3,8 @@
 `python -m cellerate.exports.openvino_trial FILE` reads the trials from stdin, and writes the outcome as JSON.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import json
 import pickle

@@ -4,6 +4,8 @@ A folder has the signature "serving_default" and, if no layer looks ahead, "step
 the LSTMs as inputs and outputs. It also has requests to warm up with.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os

@@ -1,5 +1,7 @@
 """Each operation of a program in TensorFlow's own operations, without cuDNN and XLA."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

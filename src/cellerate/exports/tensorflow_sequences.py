@@ -1,5 +1,7 @@
 """The operations across steps (windows, pooling, attention) in TensorFlow."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """The trials of an exported model: batches of several sizes and lengths, and our own runtime's results for them."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

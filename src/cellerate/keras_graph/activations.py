@@ -1,5 +1,7 @@
 """Recognizing the Keras activations that Cellerate computes, by what they do and not by their names."""
 
+from __future__ import annotations
+
 import copy
 import functools
 import weakref

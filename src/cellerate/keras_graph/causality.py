@@ -1,5 +1,7 @@
 """Tests whether a sequence model looks at later steps."""
 
+from __future__ import annotations
+
 import keras
 import numpy as np
 

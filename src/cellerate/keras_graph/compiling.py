@@ -1,5 +1,7 @@
 """Compiles a model like another one."""
 
+from __future__ import annotations
+
 import warnings
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The graph of a Keras model, its layers that run over time, and the masks that reach them."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Sequence

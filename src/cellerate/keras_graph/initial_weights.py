@@ -3,6 +3,8 @@
 Drawing them one by one would compile dozens of programs, and a hostile description names more of them than fit.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import importlib

@@ -1,5 +1,7 @@
 """Recognises the models and layers of Keras 2, which look like those of Keras 3, without importing Keras 2."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from cellerate.errors import ModelError

@@ -4,6 +4,8 @@ A row says how each reader of a model treats the layer. Whatever a row leaves ou
 tried out, a program refuses the layer, and pruning keeps the units that reach it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 

@@ -4,6 +4,8 @@
 checks of a next-token model.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 from typing import Any

@@ -3,6 +3,8 @@
 The table in `keras_layers` assigns these functions to layers.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import re

@@ -1,5 +1,7 @@
 """The tools that read a model: values that stand for tensors, and nodes made from calls."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +78,7 @@ class ProgramValue:
 
     number: int | None
     shape: tuple[int | None, ...] = ()
-    mask: "ProgramValue | None" = None
+    mask: ProgramValue | None = None
     masks: frozenset[int] | None = None
     whole: bool = False
     boolean: bool = False
@@ -224,7 +226,7 @@ class ProgramCall:
     shapes: tuple[tuple[int | None, ...], ...]
     boolean: bool
     nodes: Nodes
-    readers: "Readers"
+    readers: Readers
     time_axis: int = 1
     whole: bool = False
 

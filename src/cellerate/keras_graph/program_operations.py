@@ -4,6 +4,8 @@ The table in `keras_layers` assigns these functions to operations. Unlike layers
 constants mixed. Some are in a graph only because Keras recorded there how it makes a mask.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import re

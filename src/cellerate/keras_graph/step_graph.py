@@ -3,6 +3,8 @@
 Each recurrent call is replaced by its cell. `keras_stepper` handles compiling and the meaning of ids.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Checks that the calls of a model's graph can run one time step at a time, or must be tried out."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

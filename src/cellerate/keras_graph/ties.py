@@ -4,6 +4,8 @@ The result allows a unit to be removed from every weight that has it. A feature 
 tensor, and has a number. Features that can only be removed together get the same number.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,6 +3,8 @@
 The table in `keras_layers` assigns these functions to layers; `ties` handles nested models and TimeDistributed.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

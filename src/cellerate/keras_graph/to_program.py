@@ -3,6 +3,8 @@
 Keras attaches masks to tensors; here they become separate nodes, which the recurrent layers read.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -115,7 +117,7 @@ def why_not_packed(model: Any) -> tuple[str, ...]:
     return ()
 
 
-def _read(graph: Any) -> tuple[tuple[Node, ...], dict[str, int], "ProgramReading"]:
+def _read(graph: Any) -> tuple[tuple[Node, ...], dict[str, int], ProgramReading]:
     """The nodes and the outputs of a graph, both empty if anything is refused; and the reading."""
     reading = ProgramReading()
     inputs = zip(tensor_names(graph._inputs_struct, graph.inputs), graph.inputs, strict=True)

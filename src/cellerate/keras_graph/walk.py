@@ -4,6 +4,8 @@ A `Visitor` computes the outputs of each call from its inputs. For all visitors,
 calls, the values of the tensors between them, and nested models.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence

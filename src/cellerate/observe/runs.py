@@ -1,5 +1,7 @@
 """Finds trainings and reads their telemetry while they run."""
 
+from __future__ import annotations
+
 import dataclasses
 import glob
 import time

@@ -1,5 +1,7 @@
 """A page on this machine that shows runs while they train: `cellerate watch`."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools

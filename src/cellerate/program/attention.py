@@ -1,5 +1,7 @@
 """The operations of attention, in which each step of one sequence reads the steps of another."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

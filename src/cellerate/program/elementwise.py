@@ -4,6 +4,8 @@ The result of a comparison is 1 where it is true and 0 elsewhere, a number like 
 maxima "or".
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,5 +1,7 @@
 """The operations that compute features from features, each step or each row by itself."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

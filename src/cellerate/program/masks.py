@@ -1,5 +1,7 @@
 """The operations that make masks, and those that select by a mask."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from cellerate.program.merging import aligned, merge, merged_shape

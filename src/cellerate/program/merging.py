@@ -1,5 +1,7 @@
 """The operations that merge several values into one."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import numpy as np

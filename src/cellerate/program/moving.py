@@ -1,5 +1,7 @@
 """The operations that move elements without changing them."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -1,5 +1,7 @@
 """One operation of a program, and the words that its options may hold."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -4,6 +4,8 @@ Each family of operations has its rows in one module; `table` joins them. A shap
 batch, without the batch.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

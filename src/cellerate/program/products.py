@@ -1,5 +1,7 @@
 """The operations that look up rows of a table, or multiply by a matrix."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

@@ -1,5 +1,7 @@
 """A graph of operations; its nodes obey the rules of their operations."""
 
+from __future__ import annotations
+
 import dataclasses
 import unicodedata
 from collections.abc import Mapping

@@ -3,6 +3,8 @@
 A runtime computes them, because it carries the states.
 """
 
+from __future__ import annotations
+
 from cellerate.errors import ModelError
 from cellerate.program.node import Node
 from cellerate.program.operation import Operation, Shape, Shapes, check_mask

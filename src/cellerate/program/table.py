@@ -1,5 +1,7 @@
 """The table of all operations: one row each, which the families define."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

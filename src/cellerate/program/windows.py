@@ -3,6 +3,8 @@
 They work along the axis before the last, so `axis` is 1 for (B, T, F) and 2 for (B, N, T, F).
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Iterator

@@ -14,6 +14,8 @@ How matrices are kept; vectors are always float32:
               of largest magnitude / -8); embeddings as bfloat16
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import os

@@ -6,6 +6,8 @@ look into it. The `safetensors` package is not used: its writer has no fixed pla
 its reader has no bfloat16 for NumPy and accepts files that this writer would never produce.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math

@@ -4,6 +4,8 @@ A line model's task record says what its ids mean and where its lines are padded
 without trusting it, for Keras models with such a record too.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

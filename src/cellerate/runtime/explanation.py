@@ -3,6 +3,8 @@
 It times the model on synthetic rows and changes nothing.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,6 +4,8 @@ Rounding is idempotent: a rounded array rounds to the same numbers and scales ag
 floats, packs exactly the numbers of the file.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -3,6 +3,8 @@
 `cell` reads the file and `engine` runs the program. Neither Keras nor a framework is needed.
 """
 
+from __future__ import annotations
+
 import copy
 import functools
 import os
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 def load(
     path: str | os.PathLike[str], *, device: str = "cpu", public_key: str | os.PathLike[str] | None = None
-) -> "PackedModel":
+) -> PackedModel:
     """Opens a packed model, checking every byte of it; needs neither Keras nor a framework.
 
     Args:
@@ -137,7 +139,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     def prepared(
         self, batch: int = 1, steps: int | None = None, outputs: Sequence[str] | None = None
-    ) -> "PreparedCall":
+    ) -> PreparedCall:
         """The model for batches of one size, for loops that call it again and again; it is run once to prepare.
 
         Args:
@@ -162,7 +164,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     def explain(
         self, batch: int = 1, steps: int | None = None, outputs: Sequence[str] | None = None
-    ) -> "ProgramExplanation":
+    ) -> ProgramExplanation:
         """Explain how `predict` runs here, with the time of each operation; measure for about a second.
 
         Args:
@@ -183,7 +185,7 @@ class PackedModel(Recorded, NextTokenModel):
 
     def embed(
         self,
-        lines: "TextLines",
+        lines: TextLines,
         *,
         batch_size: int = 256,
         errors: Literal["strict", "replace"] = "strict",
@@ -212,10 +214,10 @@ class PackedModel(Recorded, NextTokenModel):
 
     def forecast(
         self,
-        rows: "npt.ArrayLike | Frame | Sequence[Frame]",
+        rows: npt.ArrayLike | Frame | Sequence[Frame],
         *,
-        future: "npt.ArrayLike | Frame | Sequence[Frame] | None" = None,
-        times: "npt.ArrayLike | None" = None,
+        future: npt.ArrayLike | Frame | Sequence[Frame] | None = None,
+        times: npt.ArrayLike | None = None,
         series: str | Sequence[str] | None = None,
     ) -> np.ndarray:
         """Forecast the rows after the end of a series, with a packed model of `train series`.
@@ -247,12 +249,12 @@ class PackedModel(Recorded, NextTokenModel):
 
     def forecast_files(
         self,
-        paths: "Tables",
+        paths: Tables,
         *,
         levels: Sequence[float] | None = None,
-        future: "Tables | None" = None,
+        future: Tables | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> "tuple[Example, ...]":
+    ) -> tuple[Example, ...]:
         """Forecast the rows after the end of each series in files or frames, which are read as in training.
 
         Args:
@@ -280,7 +282,7 @@ class PackedModel(Recorded, NextTokenModel):
             made.predict, made.settings.open(paths, future), made.settings, progress, levels
         )
 
-    def with_vocabulary(self, vocabulary: Vocabulary) -> "PackedModel":
+    def with_vocabulary(self, vocabulary: Vocabulary) -> PackedModel:
         """Return this model with a vocabulary, if it was packed without one; the weights are shared.
 
         Args:
@@ -302,7 +304,7 @@ class PackedModel(Recorded, NextTokenModel):
         made.tokenizer = tokenizer
         return made
 
-    def streams(self, count: int = 1) -> "Streams":
+    def streams(self, count: int = 1) -> Streams:
         """Return streams through the model, each with its own state: push steps as they come, get the outputs so far.
 
         Args:
@@ -326,13 +328,13 @@ class PackedModel(Recorded, NextTokenModel):
         return made, Engine(made.program, self.precision)
 
     @functools.cached_property
-    def _embedder(self) -> "Embedder":
+    def _embedder(self) -> Embedder:
         from cellerate.runtime.embedding import Embedder
 
         return Embedder(self._of_task("embed", "embed"), self._engine)
 
     @functools.cached_property
-    def forecaster(self) -> "Forecaster":
+    def forecaster(self) -> Forecaster:
         """The model as a forecaster. Raises `ModelError` if it is not one."""
         from cellerate.runtime.forecast import Forecaster
 

@@ -1,5 +1,7 @@
 """A packed model for batches of one size, as a function for loops."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

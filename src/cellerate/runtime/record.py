@@ -3,6 +3,8 @@
 It reads the task record without trusting it; modules that compute with the record read further fields themselves.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Any

@@ -1,5 +1,7 @@
 """Numbers of rows that callers choose, of streams and of sequences."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

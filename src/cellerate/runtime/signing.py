@@ -4,6 +4,8 @@ The signature covers the digest in the file. A reader checks the digest against 
 uses, so nothing can change between the check and the use.
 """
 
+from __future__ import annotations
+
 import base64
 import binascii
 import functools

@@ -3,6 +3,8 @@
 For sensors, prices, frames and keystrokes, which need an answer at once: no step is read twice.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -198,13 +200,13 @@ class Streams:
             self._take_turns(self._alike)
         return seconds
 
-    def clone(self) -> "Streams":
+    def clone(self) -> Streams:
         """Return streams with the same states, independent from here on."""
         return self._with({name: array.copy() for name, array in self._states.items()})
 
     __copy__ = clone
 
-    def join(self, other: "Streams") -> None:
+    def join(self, other: Streams) -> None:
         """Append copies of the streams of another object of the same model.
 
         Raises:
@@ -218,7 +220,7 @@ class Streams:
             name: np.concatenate([array, other._states[name]]) for name, array in self._states.items()
         }
 
-    def leave(self, rows: Sequence[int] | np.ndarray) -> "Streams":
+    def leave(self, rows: Sequence[int] | np.ndarray) -> Streams:
         """Take streams out; later streams move up.
 
         Args:
@@ -335,7 +337,7 @@ class Streams:
         """Swap the two sets of arrays: those that a push has written become the states."""
         self._arrays, alike.states = alike.states, self._arrays
 
-    def _with(self, states: dict[str, np.ndarray]) -> "Streams":
+    def _with(self, states: dict[str, np.ndarray]) -> Streams:
         other = Streams(self._stepping, self._engine, 0, self._fingerprint)
         other._states = states
         return other

@@ -4,6 +4,8 @@ The command line makes its help from the records, so formats import NumPy and th
 open a file.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 class ExportRuntime(Protocol):
     """An exported model in the runtime of its format."""
 
-    def run(self, inputs: "Arrays", /) -> "Arrays":
+    def run(self, inputs: Arrays, /) -> Arrays:
         """The outputs by name."""
 
 
@@ -35,8 +37,8 @@ class ExportSource:
         rows: The only number of rows that the written model takes; None for any.
     """
 
-    programs: Mapping[str, "Program"]
-    trials: Mapping[str, "list[TrialBatch]"]
+    programs: Mapping[str, Program]
+    trials: Mapping[str, list[TrialBatch]]
     metadata: Mapping[str, Any]
     rows: int | None
 
@@ -46,12 +48,12 @@ class ExportSource:
         return next(iter(self.programs))
 
     @property
-    def program(self) -> "Program":
+    def program(self) -> Program:
         """The program of the first signature."""
         return self.programs[self.signature]
 
 
-def one_program(program: "Program", stateful: bool) -> "dict[str, Program]":
+def one_program(program: Program, stateful: bool) -> dict[str, Program]:
     """Return the single signature of most formats; if `stateful`, it takes and returns the states."""
     return {"model": with_states(program) if stateful else program}
 
@@ -97,13 +99,13 @@ class ExportFormat:
     backend: str = ""
     fixed_rows: bool = False
     float32_first: bool = False
-    programs: "Callable[[Program, bool], dict[str, Program]]" = one_program
+    programs: Callable[[Program, bool], dict[str, Program]] = one_program
     place: Callable[[Path], tuple[Path, AbstractContextManager[Path]]] = one_file
     prove: Callable[[Path], int] | None = None
-    elsewhere: "Callable[[Path, list[TrialBatch]], str] | None" = None
+    elsewhere: Callable[[Path, list[TrialBatch]], str] | None = None
 
 
-def with_states(program: "Program") -> "Program":
+def with_states(program: Program) -> Program:
     """The program with the states of its LSTMs as inputs and outputs: h_0 and c_0 of the first LSTM, and so on."""
     from cellerate.program import Program
     from cellerate.runtime.program import stepping_of

@@ -1,5 +1,7 @@
 """LiteRT, which was TensorFlow Lite, tried in its interpreter."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +12,11 @@ if TYPE_CHECKING:
     from cellerate.program import Program
 
 
-def _programs(program: "Program", stateful: bool) -> "dict[str, Program]":
+def _programs(program: Program, stateful: bool) -> dict[str, Program]:
     return {"model": _one_step(with_states(program)) if stateful else program}
 
 
-def _one_step(program: "Program") -> "Program":
+def _one_step(program: Program) -> Program:
     """The program for sequences of a single step."""
     from cellerate.program import Program
 

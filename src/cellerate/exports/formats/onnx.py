@@ -1,5 +1,7 @@
 """ONNX, tried in ONNX Runtime, and in OpenVINO where that is installed."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +32,7 @@ def _prove(path: Path) -> int:
     return proved_pair(path)
 
 
-def _elsewhere(path: Path, trials: "list[TrialBatch]") -> str:
+def _elsewhere(path: Path, trials: list[TrialBatch]) -> str:
     from cellerate.exports.openvino_trial import tried_in_openvino
 
     return tried_in_openvino(path, trials)

@@ -1,5 +1,7 @@
 """SavedModel: the next version in a folder of TensorFlow Serving, tried in TensorFlow."""
 
+from __future__ import annotations
+
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 _STEP = "step"
 
 
-def _programs(program: "Program", stateful: bool) -> "dict[str, Program]":
+def _programs(program: Program, stateful: bool) -> dict[str, Program]:
     programs = {"serving_default": program}
     try:
         programs[_STEP] = with_states(program)

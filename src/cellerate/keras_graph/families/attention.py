@@ -1,5 +1,7 @@
 """The nodes of a program for the layers of attention over time."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -3,6 +3,8 @@
 In a program booleans are numbers, 1 for True and 0 for False.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

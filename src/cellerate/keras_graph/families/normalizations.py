@@ -1,5 +1,7 @@
 """The nodes of a program for normalisations that are not single operations: means, roots and products."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

@@ -3,6 +3,8 @@
 Recurrent layers have states and masks; a Bidirectional or a stack of cells becomes several nodes.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -68,16 +70,16 @@ def recurrent(call: ProgramCall) -> list[ProgramValue]:
     return [x, *states]
 
 
-def _lstm(call: ProgramCall, cell: Any) -> "_Read":
+def _lstm(call: ProgramCall, cell: Any) -> _Read:
     arrays = call.weights(cell, "kernel", "recurrent_kernel", "bias")
     return arrays, {"recurrent_activation": _activation(cell, "recurrent_activation")}
 
 
-def _simple_rnn(call: ProgramCall, cell: Any) -> "_Read":
+def _simple_rnn(call: ProgramCall, cell: Any) -> _Read:
     return call.weights(cell, "kernel", "recurrent_kernel", "bias"), {}
 
 
-def _gru(call: ProgramCall, cell: Any) -> "_Read":
+def _gru(call: ProgramCall, cell: Any) -> _Read:
     arrays = call.weights(cell, "kernel", "recurrent_kernel")
     if cell.bias is not None and cell.reset_after:
         # One variable with two rows.

@@ -1,5 +1,7 @@
 """The nodes of a program for the layers that look at a few neighbouring steps: convolutions and pooling."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The cases of `bench` and their contestants: a table with a row for each, ours and every known peer."""
 
+from __future__ import annotations
+
 import dataclasses
 import importlib.util
 from collections.abc import Sequence

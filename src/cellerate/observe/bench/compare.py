@@ -8,6 +8,8 @@ others, above all virtual ones. Two records of one run have their turns side by 
 two records replaces the yardstick.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math

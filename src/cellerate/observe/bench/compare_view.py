@@ -1,5 +1,7 @@
 """The comparison of two runs of `bench` in words: the contents of its page, and lines for the terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from cellerate import format as shown

@@ -4,6 +4,8 @@ It is a separate process, because a process holds one Keras backend, one allocat
 with a description of the contestant as JSON; then it reads requests and writes answers, a line of JSON each.
 """
 
+from __future__ import annotations
+
 import ctypes
 import hashlib
 import json

@@ -4,6 +4,8 @@ For a contestant that is called for each character, the same NumPy code draws th
 one compiled call, needs a program for each backend; the repository has them in `benchmarks/`.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -141,7 +143,7 @@ def _packed_step(path: Path) -> Step:
     return step
 
 
-def _packed_stream(path: Path) -> "_Stream":
+def _packed_stream(path: Path) -> _Stream:
     return _Stream(_packed_step(path))
 
 

@@ -1,5 +1,7 @@
 """A trained model in use, whole batches in one call: ids (B, T) in, logits (B, T, V) out, NumPy arrays both."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A job: one piece of timed work of a contestant, and the error of its result."""
 
+from __future__ import annotations
+
 import collections
 import time
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """The load of the machine while it is measured: the share of other processes and other machines."""
 
+from __future__ import annotations
+
 import os
 import time
 from pathlib import Path

@@ -4,6 +4,8 @@ The model predicts the next character: Embedding → LSTM → Dense. `bench` nee
 drawn from fixed seeds. This module only needs NumPy, as packed models do.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 from typing import Any

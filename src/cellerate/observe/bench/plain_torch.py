@@ -1,5 +1,7 @@
 """Training steps of torch.nn.LSTM in the plain loop that its users write."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from cellerate.bridges.torch_bench import training_step

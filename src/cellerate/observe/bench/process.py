@@ -4,6 +4,8 @@ All contestants, ours and theirs, start with the same allocator setting and with
 too long does not fail the run: the reason is kept and shown.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -170,7 +172,7 @@ def _reason(said: str) -> str:
     return re.sub(r"^(\w+\.)+(?=\w+(: |$))", "", own[0])[:_REASON] if own else ""
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a process and its children, if they run."""
     if process.poll() is None:
         try:

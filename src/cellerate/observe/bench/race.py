@@ -4,6 +4,8 @@ In each session every contestant of a case is a new process. Before anything is 
 float64. A job that is wrong or cannot run is left out, and the record says why.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import datetime
@@ -152,7 +154,7 @@ class Race:
 
     def _start(
         self, case: str, session: int, stack: contextlib.ExitStack
-    ) -> Iterator[tuple[Contestant, Process, list["_Timed"]]]:
+    ) -> Iterator[tuple[Contestant, Process, list[_Timed]]]:
         """Start all contestants that can run, two at a time: starting takes longer than timing."""
         waiting: list[tuple[Contestant, Process]] = []
         for one in self._table[case]:
@@ -174,7 +176,7 @@ class Race:
 
     def _ready(
         self, case: str, session: int, one: Contestant, process: Process
-    ) -> Iterator[tuple[Contestant, Process, list["_Timed"]]]:
+    ) -> Iterator[tuple[Contestant, Process, list[_Timed]]]:
         """The contestant with its right jobs; nothing if it cannot take part."""
         try:
             found = process.answer(self.plan.limit_s)
@@ -194,7 +196,7 @@ class Race:
         if jobs:
             yield one, process, jobs
 
-    def _job(self, case: str, one: Contestant, about: dict[str, Any], session: int) -> "_Timed | None":
+    def _job(self, case: str, one: Contestant, about: dict[str, Any], session: int) -> _Timed | None:
         """The prepared job to time; None if it is wrong, or was wrong in an earlier session."""
         key = (case, one, key_of(about["work"], about["precision"], about["call"]))
         wrong = "refused" not in about and not about["error"] <= about["bound"]
@@ -214,7 +216,7 @@ class Race:
             found.about.update(about)
         return found
 
-    def _try(self, case: str, one: Contestant, process: Process, jobs: Sequence["_Timed"]) -> None:
+    def _try(self, case: str, one: Contestant, process: Process, jobs: Sequence[_Timed]) -> None:
         """Find the fastest way of each job and its time for a call, while no other contestant runs."""
         time.sleep(self.plan.between_s)
         for job in jobs:
@@ -231,7 +233,7 @@ class Race:
         case: str,
         one: Contestant,
         process: Process,
-        jobs: Sequence["_Timed"],
+        jobs: Sequence[_Timed],
         yardstick: Process,
         session: int,
         turn: int,

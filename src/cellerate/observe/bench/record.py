@@ -4,6 +4,8 @@ The page, the table in the terminal and every comparison are made from it alone.
 is checked when it is read: the error says which value does not fit the schema.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Annotated

@@ -3,6 +3,8 @@
 The cases treat all three alike: a file, a number of threads, arrays in, arrays out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """Training steps of Keras, on its own code or on Cellerate's kernels: the time of `fit` for a batch."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -3,6 +3,8 @@
 Only jobs of one precision are compared, and the strongest opponent comes first.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

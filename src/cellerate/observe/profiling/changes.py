@@ -4,6 +4,8 @@ Faults that spoil other measurements are tried first: a step that waits for batc
 little about kernels.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence

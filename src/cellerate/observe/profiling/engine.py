@@ -1,5 +1,7 @@
 """Profiles training steps that are one native call: the core itself times their parts."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """The batches of a training, for `fit`: from the user's data, or kept in memory, to show the cost of making them."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import time

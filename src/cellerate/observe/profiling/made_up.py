@@ -1,5 +1,7 @@
 """Batches for a model without its data: random numbers of the right shapes."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras

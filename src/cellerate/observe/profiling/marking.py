@@ -1,5 +1,7 @@
 """Puts marks around the parts of a model, by which a profiler tells them apart, and removes the marks again."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import importlib

@@ -1,5 +1,7 @@
 """Watches the memory of training steps, and divides it among its uses."""
 
+from __future__ import annotations
+
 import math
 import threading
 import time
@@ -22,7 +24,7 @@ class MemoryWatch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cellerate-memory", daemon=True)
 
-    def __enter__(self) -> "MemoryWatch":
+    def __enter__(self) -> MemoryWatch:
         self._thread.start()
         return self
 

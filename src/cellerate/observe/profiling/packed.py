@@ -1,5 +1,7 @@
 """Profiles a packed model: a call, operation by operation, and for a text model the time of a token."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import numpy as np

@@ -1,5 +1,7 @@
 """A profile as plain values, and in words for a terminal; `report.profile_page` draws it."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal

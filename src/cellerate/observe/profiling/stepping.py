@@ -1,5 +1,7 @@
 """Runs steps of training in `fit` itself, and times them without making the device wait for Python."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import time

@@ -1,5 +1,7 @@
 """The machine of a profile and its load by others, in words."""
 
+from __future__ import annotations
+
 from cellerate.machine.doctor import Others
 from cellerate.machine.environment import machine, versions
 

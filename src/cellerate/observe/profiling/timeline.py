@@ -4,6 +4,8 @@ Each instant is counted once, so that the shares add up to the whole: it belongs
 equal shares; if there are none, to the part that Python is in; else to no part.
 """
 
+from __future__ import annotations
+
 import bisect
 import dataclasses
 from collections import Counter

@@ -1,5 +1,7 @@
 """Training steps under the backend's profiler, and the time of each part of the model."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Profiles a training: times a few steps of `fit`, records them under the backend's profiler, and tries changes."""
 
+from __future__ import annotations
+
 import contextlib
 import shutil
 import tempfile

@@ -1,5 +1,7 @@
 """Train a model briefly, then restore it."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 

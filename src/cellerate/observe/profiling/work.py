@@ -1,5 +1,7 @@
 """The work of a layer, and the time this machine would need at its peak."""
 
+from __future__ import annotations
+
 import math
 import time
 from typing import Any

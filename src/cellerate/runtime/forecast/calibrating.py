@@ -4,6 +4,8 @@ A model keeps the scores of its validation part. If the data have newer rows, in
 the newest ones instead, so that the intervals follow a series that drifts. A forecast reads only rows before it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -202,7 +204,7 @@ class Intervals:
         levels: Sequence[float] | None = None,
         *,
         newest: bool = True,
-    ) -> "Intervals | None":
+    ) -> Intervals | None:
         """Calibrate on the newest windows of the data; if they are too few, use the calibration of the model.
 
         Args:

@@ -1,5 +1,7 @@
 """The ends of series: the rows from which they are forecast, and the series that are too short for a forecast."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from cellerate.data.series import SeriesData

@@ -1,5 +1,7 @@
 """Forecasts from rows in an array; the call brings the other inputs of the model."""
 
+from __future__ import annotations
+
 import datetime
 import re
 from collections.abc import Callable, Sequence

@@ -5,6 +5,8 @@ model and for the Keras model it came from, so the tasks use these functions too
 CSV and Parquet files need pyarrow.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -10,6 +10,8 @@ Source:
     exchangeability", 2023, for calibrating on the newest data where they drift.
 """
 
+from __future__ import annotations
+
 import bisect
 import dataclasses
 import math
@@ -70,7 +72,7 @@ class Calibration:
         floor: np.ndarray | None,
         non_negative: np.ndarray,
         until: int | float | None,
-    ) -> "Calibration | None":
+    ) -> Calibration | None:
         """Return the calibration for scores.
 
         Args:
@@ -152,7 +154,7 @@ class Calibration:
         }
 
     @classmethod
-    def from_config(cls, config: Any, horizon: int, targets: int) -> "Calibration":
+    def from_config(cls, config: Any, horizon: int, targets: int) -> Calibration:
         """The calibration that `to_config` described.
 
         Raises:

@@ -3,6 +3,8 @@
 It needs only NumPy: it recognizes a frame by its attributes and does not import pandas, polars or pyarrow.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

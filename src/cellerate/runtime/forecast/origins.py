@@ -1,5 +1,7 @@
 """Forecasts from any row of a series, with all inputs of the model: the window, the known future, the series."""
 
+from __future__ import annotations
+
 import warnings
 import weakref
 

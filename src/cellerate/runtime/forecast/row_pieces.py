@@ -1,5 +1,7 @@
 """The rows to forecast, in runs, and the median of several forecasts of a row: plain arithmetic."""
 
+from __future__ import annotations
+
 import bisect
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """A forecaster's reading of a series: its columns, its sizes, its scaler and its covariates."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -7,6 +7,8 @@ The engine computes the sizes of all results first, and refuses a program that n
 model (`shapes`).
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math

@@ -1,5 +1,7 @@
 """Checks of the arrays that a caller gives to a packed model, and their errors."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -8,6 +8,8 @@ core gives the same results for any pieces, to the last bit. NumPy's matrix prod
 numbers of rows, so without the core the results agree to float32's precision.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math

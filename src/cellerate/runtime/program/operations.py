@@ -9,6 +9,8 @@ row of the batch by itself. On the native core the numbers of a row do not depen
 bit. NumPy's matrix products, which replace the core, sum in an order that depends on the number of rows.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 

@@ -4,6 +4,8 @@ A layer passes its step, so the loop knows nothing about gates. The order of the
 match `kernels.lstm.reference`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -3,6 +3,8 @@
 The engine caches prepared calls, so that only the first call of its kind is checked in full.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence

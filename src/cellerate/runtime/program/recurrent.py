@@ -4,6 +4,8 @@ LSTMs have their own kernels (`operations.lstm`). These layers have none, so a p
 at a time.
 """
 
+from __future__ import annotations
+
 import functools
 
 import numpy as np

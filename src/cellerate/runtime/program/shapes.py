@@ -8,6 +8,8 @@ it takes.
 A shape here is the shape of one row, without the batch.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 

@@ -4,6 +4,8 @@ A push gives the same results as the whole sequence so far, because every node e
 recurrent, and its last states begin its next push.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

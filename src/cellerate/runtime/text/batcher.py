@@ -3,6 +3,8 @@
 What a sequence draws depends only on its own prompt and rules, never on the sequences beside it.
 """
 
+from __future__ import annotations
+
 import bisect
 import dataclasses
 import threading
@@ -44,7 +46,7 @@ class Update:
         reason: Why the sequence ended; None while it goes on.
     """
 
-    ticket: "Ticket"
+    ticket: Ticket
     ids: np.ndarray
     log_probabilities: np.ndarray
     text: str

@@ -1,5 +1,7 @@
 """Beam search: the likeliest continuations of a prompt that a few candidates at a time can find."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 
@@ -106,7 +108,7 @@ class _Candidate:
     scores: tuple[float, ...]
     total: float
 
-    def extended(self, token: int, score: float) -> "_Candidate":
+    def extended(self, token: int, score: float) -> _Candidate:
         return _Candidate((*self.ids, token), (*self.scores, score), self.total + score)
 
 

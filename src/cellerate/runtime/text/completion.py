@@ -1,5 +1,7 @@
 """Continuing prompts on a step model from beginning to end: many at once, or one as it comes."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal

@@ -5,6 +5,8 @@ with the reason; `program_steps` runs it on the CPU if its layers only look back
 its logits is such a chain, too: a product with a one-hot vector is a row of the kernel.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,6 +3,8 @@
 The rest of the runtime works with a step model and does not know where it computes.
 """
 
+from __future__ import annotations
+
 import re
 
 from cellerate.errors import ConfigError, ModelError

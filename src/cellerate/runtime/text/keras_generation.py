@@ -5,6 +5,8 @@ draw inside their kernels instead. It knows ids, not text: tokenizers, stop stri
 are built on top of it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 

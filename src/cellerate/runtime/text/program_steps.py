@@ -4,6 +4,8 @@ A causal convolution keeps the steps of its window in the state, a GRU its h. Ea
 a call that draws, so small models take several times as long as a chain, whose loop is one native call.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

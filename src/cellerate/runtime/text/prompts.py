@@ -1,5 +1,7 @@
 """Reads prompts in parts, so that no sequence waits for the end of a long one, and equal beginnings only once."""
 
+from __future__ import annotations
+
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence

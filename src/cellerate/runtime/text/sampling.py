@@ -4,6 +4,8 @@ It serves models that only Keras can step, whose logits arrive in Python: the te
 the logits. `csrc/engine/sampler.cpp` defines the rules; all arithmetic is in float64.
 """
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Sequence
 

@@ -3,6 +3,8 @@
 The whole text is known in advance, so many parts of it are read side by side.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math

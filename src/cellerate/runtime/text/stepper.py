@@ -3,6 +3,8 @@
 Use it to serve many users, to search or to experiment. For text alone, use `PackedModel.generate`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
@@ -135,11 +137,11 @@ class Stepper:
         drawn, self.state, self.logits = self._steps.generate_rows(self.state, self.logits, requests)
         return drawn
 
-    def clone(self) -> "Stepper":
+    def clone(self) -> Stepper:
         """A second stepper that has read the same and is independent from here on."""
         return self._with(self.state.copy(), self.logits.copy())
 
-    def join(self, other: "Stepper") -> None:
+    def join(self, other: Stepper) -> None:
         """Appends the sequences of another stepper of the same model; the other stepper keeps them too.
 
         Raises:
@@ -150,7 +152,7 @@ class Stepper:
         self.state = np.concatenate([self.state, other.state])
         self.logits = np.concatenate([self.logits, other.logits])
 
-    def leave(self, rows: Sequence[int] | np.ndarray) -> "Stepper":
+    def leave(self, rows: Sequence[int] | np.ndarray) -> Stepper:
         """Takes sequences out; the sequences after them move up.
 
         Args:
@@ -203,7 +205,7 @@ class Stepper:
             raise DataError(f"{path} holds a NaN or an infinity; save the state again.")
         self.state, self.logits = state.copy(), logits.copy()
 
-    def _with(self, state: np.ndarray, logits: np.ndarray) -> "Stepper":
+    def _with(self, state: np.ndarray, logits: np.ndarray) -> Stepper:
         other = Stepper(self._steps, 0, fingerprint=self._fingerprint)
         other.state, other.logits = state, logits
         return other

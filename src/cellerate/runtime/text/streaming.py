@@ -3,6 +3,8 @@
 Whatever generates (a Keras model, a packed one, a server) shows its text by these rules.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np

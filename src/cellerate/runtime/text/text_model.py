@@ -1,5 +1,7 @@
 """A packed next-token model: it generates, searches and scores texts, and runs step by step."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import hashlib
