@@ -138,22 +138,26 @@ def test_how_a_file_is_read_decides_what_the_cache_holds(write, tmp_path, monkey
     assert open_series(path, Reading(targets=["y"], features=["y"]), table=TableOptions(decimal=",")).cached
 
 
+@pytest.mark.parametrize("size", ["", "k", "M"])
 @pytest.mark.parametrize("seed", range(20))
-def test_decimal_commas_between_semicolons_are_never_read_as_groups(write, seed):
+def test_decimal_commas_between_semicolons_are_never_read_as_groups(write, seed, size):
     random = np.random.default_rng(seed)
     decimals = int(random.integers(1, 5))
     values = np.round(random.uniform(1, 1000, 40) * random.choice([-1, 1], 40), decimals)
     written = [f"{value:.{decimals}f}".replace(".", ",") for value in values]
-    assert column(write("y;z\n" + "".join(f"{value};1\n" for value in written))) == values.tolist()
+    assert column(write("y;z\n" + "".join(f"{value}{size};1\n" for value in written))) == pytest.approx(
+        values * {"": 1, "k": 1e3, "M": 1e6}[size]
+    )
 
 
+@pytest.mark.parametrize("size", ["", "k", "M"])
 @pytest.mark.parametrize("seed", range(20))
-def test_grouped_digits_between_semicolons_are_never_read_as_decimals(write, seed):
+def test_grouped_digits_between_semicolons_are_never_read_as_decimals(write, seed, size):
     random = np.random.default_rng(seed)
     values = np.append(random.integers(1_000, 1_000_000, 40), random.choice([7, 870, 7_000_000]))
-    path = write("y;z\n" + "".join(f"{value:,};1\n" for value in random.permutation(values)))
+    path = write("y;z\n" + "".join(f"{value:,}{size};1\n" for value in random.permutation(values)))
     try:
-        assert min(column(path)) >= 1000
+        assert min(column(path)) >= 1000 * {"": 1, "k": 1e3, "M": 1e6}[size]
     except DataError as refused:
         assert values.min() < 1000 and "whole number" in str(refused)
 

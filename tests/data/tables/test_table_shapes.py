@@ -182,6 +182,48 @@ def test_row_of_texts_below_the_names_is_a_row_where_numbers_are_missing(tmp_pat
     assert opened(tmp_path, "date,\n,y\n2024-01-13,1\n2024-01-14,2\n").values.tolist() == [[1], [2]]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Jan {}",
+        "{}Q1",
+        "{}-W05",
+        "20-Jun-{}",
+        "20 June {}",
+        "Thu 20 Jun {}",
+        "06/20/{} 1:00 PM",
+        "{}-06-20",
+        "{}",
+    ],
+)
+@pytest.mark.parametrize("series", ["", "a,"])
+def test_first_rows_with_words_for_values_are_rows(tmp_path: Path, written: str, series: str) -> None:
+    rows = [f"{series}{written.format(year)}" for year in range(2001, 2013)]
+    values = ["closed", "closed", *range(10)]
+    text = "".join(f"{row},{value}\n" for row, value in zip(rows, values, strict=True))
+    text = f"{'shop,' * bool(series)}when,y\n{text}"
+    for end, header in (("", "auto"), ("", "yes"), (",\n" * 3 if not series else "", "auto")):
+        (tmp_path / "t.csv").write_text(text + end)
+        reading = Reading(targets=["y"], missing="drop", gaps="ignore", time_column="when")
+        with pytest.raises(DataError, match="'y' holds 'closed' in data row 1, which is not a number"):
+            open_series([tmp_path / "t.csv"], reading, table=TableOptions(header=header))
+        marked = TableOptions(header=header, missing_values=["closed"])
+        data = open_series([tmp_path / "t.csv"], reading, table=marked)
+        assert np.isnan(data.values[:2]).all()
+        assert data.values[2:, 0].tolist() == list(range(10))
+
+
+def test_text_that_a_later_row_repeats_is_no_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'y' holds 'closed' in data row 1"):
+        opened(tmp_path, "shop,y\na,closed\na,1\na,2\nb,3\n", series_column="shop")
+    # Below two rows of names that are months, no row has a time.
+    (tmp_path / "t.csv").write_text("who,y,y\n,Jan 2024,Feb 2024\na,1,2\nb,3,4\n")
+    assert open_series([tmp_path / "t.csv"], Reading(targets=["Feb 2024"])).values.tolist() == [
+        [1, 2],
+        [3, 4],
+    ]
+
+
 def test_frame_and_sheet_with_two_rows_of_names(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     index = pandas.date_range("2024-01-13", periods=3, name="Date")

@@ -6,6 +6,7 @@ readings are possible, the file is refused with both; only commas in numbers bes
 
 import csv
 import dataclasses
+import functools
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from cellerate.data.tables.csv_blanks import stands_apart, tabbed
 from cellerate.data.tables.csv_header import has_header, header_rows, is_plain, names_of, without_header
 from cellerate.data.tables.number_forms import bare
 from cellerate.data.tables.number_marks import WORDS, Marks, columns_of, is_number, readings
+from cellerate.data.tables.table import MISSING
 from cellerate.errors import DataError
 from cellerate.messages import argument
 
@@ -161,7 +163,9 @@ def find_dialect(path: Path, options: TableOptions) -> Dialect:
         _look_further(path, encoding, separator, len(places), marks, blanks=blanks)
     decimal, thousands, unclear, by_separator = _marks(path, options, separator, marks)
     header = has_header(path, options, rows, decimal, thousands, alone=len(rows) == 1)
-    top = header_rows(rows, lambda cell: is_plain(bare(cell), decimal, thousands)) if header else 0
+    plain = functools.partial(is_plain, decimal=decimal, thousands=thousands)
+    marked = {*MISSING, *options.missing_values}
+    top = header_rows(rows, lambda cell: plain(bare(cell)), marked) if header else 0
     columns = names_of(rows[:top]) if header else places
     body = columns_of(rows[top:], columns)
     return Dialect(

@@ -2,13 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from cellerate.data.settings import TableOptions
 from cellerate.data.tables.number_marks import columns_of, is_number
 from cellerate.data.tables.table import MISSING
+from cellerate.data.times import WEEKDAY, way_of
 from cellerate.errors import DataError
 from cellerate.messages import argument
 
@@ -39,12 +40,13 @@ def has_header(
     def plain(cell: str) -> bool:
         return is_plain(cell, decimal, thousands)
 
+    missing = {*MISSING, *options.missing_values}
     below = columns_of(rows[1:], [str(place) for place in range(len(rows[0]))])
     votes = 0
     for place, cell in enumerate(rows[0]):
-        there = [value for value in below[str(place)] if value.strip() not in MISSING]
+        there = [value for value in below[str(place)] if value.strip() not in missing]
         if there and all(map(plain, there)) and cell.strip():
-            if not plain(cell) and cell.strip() not in MISSING:
+            if not plain(cell) and cell.strip() not in missing:
                 return True
             # A date above numbers is the name of a column, as in a wide table with a row for each series.
             if _DATE.fullmatch(cell.strip()) and not any(_DATE.fullmatch(value.strip()) for value in there):
@@ -68,25 +70,35 @@ def is_plain(cell: str, decimal: str, thousands: str) -> bool:
     return bool(_DATE.fullmatch(cell)) or (cell not in MISSING and is_number(cell, decimal, thousands))
 
 
-def header_rows(rows: Sequence[Sequence[Any]], plain: Callable[[Any], bool]) -> int:
+def header_rows(
+    rows: Sequence[Sequence[Any]], plain: Callable[[Any], bool], missing: Collection[str] = MISSING
+) -> int:
     """The number of rows of names at the beginning of a table, which has one at least.
 
     Further rows of names have text wherever the rows below them have numbers or dates; the last may have the name of
-    the first column alone, as the tables of pandas with names of two levels do.
+    the first column alone, as the tables of pandas with names of two levels do. A row with a time where the last row
+    has one, or with text that a later row repeats, is one of values.
 
     Args:
         rows: The first rows.
         plain: Whether a cell is a number or a date.
+        missing: The marks of missing values.
     """
 
     def text(cell: Any) -> bool:
         return (
             not plain(cell)
-            and (not isinstance(cell, str) or cell.strip() not in MISSING)
+            and (not isinstance(cell, str) or cell.strip() not in missing)
             and cell is not None
         )
 
-    first = next((number for number, row in enumerate(rows) if number and any(map(plain, row))), 0)
+    last_row = next((row for row in reversed(rows) if any(cell not in ("", None) for cell in row)), rows[0])
+    timed = [place for place, cell in enumerate(last_row) if _is_time(cell)]
+
+    def of_values(row: Sequence[Any]) -> bool:
+        return any(map(plain, row)) or any(_is_time(row[place]) for place in timed if place < len(row))
+
+    first = next((number for number, row in enumerate(rows) if number and of_values(row)), 0)
     if not 1 < first <= _MOST_ROWS:
         return 1
     below = rows[first:]
@@ -100,7 +112,17 @@ def header_rows(rows: Sequence[Sequence[Any]], plain: Callable[[Any], bool]) -> 
     named = last > 1 and all(
         text(row[place]) for row in rows[1:last] for place in numeric if place < len(row)
     )
-    return first if numeric and named else 1
+    repeated = any(
+        text(cell) and any(place < len(row) and row[place] == cell for row in below)
+        for row_of_names in rows[1:last]
+        for place, cell in enumerate(row_of_names)
+        if place not in numeric
+    )
+    return first if numeric and named and not repeated else 1
+
+
+def _is_time(cell: Any) -> bool:
+    return isinstance(cell, str) and way_of(re.sub(WEEKDAY, "", cell.strip())) is not None
 
 
 def without_header(first: str, last: str) -> str:

@@ -44,11 +44,15 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
         )
     rows = [[*row[:width], *[None] * (width - len(row))] for row in rows]
     header = _has_header(rows, options)
-    top = header_rows(rows, lambda cell: cell is not None and not isinstance(cell, str)) if header else 0
+    missing = {*MISSING, *options.missing_values}
+    top = (
+        header_rows(rows, lambda cell: cell is not None and not isinstance(cell, str), missing)
+        if header
+        else 0
+    )
     named = [[_name(value) for value in row] for row in rows[:top]]
     names = names_of(named) if header else [str(place) for place in range(width)]
     body = rows[top:]
-    missing = {*MISSING, *options.missing_values}
     columns = [_column([row[place] for row in body], missing) for place in range(width)]
     notes = []
     if unnamed := names.count(""):

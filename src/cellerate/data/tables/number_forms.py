@@ -111,7 +111,8 @@ def find_form(values: Sequence[str], is_number: Callable[[str], bool]) -> Number
 def bare(value: str) -> str:
     """A value without any mark that a number may have, which leaves its digits."""
     value = value.strip()
-    return NumberForm(_sign_of(value), percent=True, brackets=True, sizes=True).plain(value)
+    value = NumberForm(_sign_of(value), percent=True, brackets=True).plain(value)
+    return value if _SIZE.search(value) is None else value[:-1].rstrip()
 
 
 def _may_be(value: str) -> bool:

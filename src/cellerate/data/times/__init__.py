@@ -16,7 +16,7 @@ from cellerate.data.times.frequency import (
     season_of,
     settled,
 )
-from cellerate.data.times.patterns import way_of
+from cellerate.data.times.patterns import WEEKDAY, way_of
 from cellerate.data.times.zones import (
     check_zone,
     never_shown,
@@ -28,6 +28,7 @@ from cellerate.data.times.zones import (
 
 __all__ = [
     "LOOKED_AT",
+    "WEEKDAY",
     "WEEKDAYS",
     "Calendar",
     "Frequency",
