@@ -70,6 +70,26 @@ def test_what_comes_out_looks_as_that_of_a_model_of_darts(n, index):
     pd.testing.assert_frame_equal(found.static_covariates, expected.static_covariates)
 
 
+@pytest.mark.parametrize("quantile", [[0.1, 0.9], [0.2, 0.5, 0.8]])
+def test_a_model_with_quantiles_forecasts_their_median(quantile):
+    model = DartsLSTM(**SMALL, options={"quantile": quantile}).fit(series())
+    made = model.trained.model.forecast(series().values()[-8:])
+    median = np.mean(made, axis=-1) if len(quantile) == 2 else made[..., 1]
+    found = model.predict(4)
+    assert found.n_samples == 1
+    np.testing.assert_allclose(found.values(), median, rtol=1e-5)
+    assert len(model.predict(10)) == 10
+
+
+def test_options_that_series_decide_or_darts_does_not_know_are_refused():
+    with pytest.raises(ConfigError, match="options has 'target', which the series themselves decide"):
+        DartsLSTM(**SMALL, options={"target": ["y"]}).fit(series())
+    for options in ({"series_embedding": 2}, {"scaling": "series"}):
+        with pytest.raises(ConfigError, match="Darts does not say which of several series"):
+            DartsLSTM(**SMALL, options=options).fit([series(), series(1)])
+    assert len(DartsLSTM(**SMALL, options={"scaling": "series"}).fit(series()).predict(4)) == 4
+
+
 def test_a_longer_horizon_goes_on_from_forecasts(fitted):
     model, values = fitted.trained.model, series().values()
     first = model.forecast(values[-8:])

@@ -86,6 +86,19 @@ def test_quantiles_are_ordered_and_those_out_of_reach_have_no_bound(fitted):
     np.testing.assert_allclose(found.iloc[:, 2], fitted.predict())
 
 
+def test_a_model_with_quantiles_forecasts_their_median_and_intervals_around_the_others(y):
+    model = SktimeLSTM(**SMALL, options={"quantile": [0.1, 0.5, 0.9]}).fit(y, fh=[1, 2])
+    made = model.trained_.model.forecast(y.to_numpy()[-6:, None])
+    np.testing.assert_allclose(model.predict(), made[:, 0, 1], rtol=1e-5)
+    found = model.predict_quantiles(alpha=[0.3, 0.5, 0.7]).to_numpy()
+    assert (np.diff(found, axis=1) > 0).all()
+    np.testing.assert_allclose(found[:, 1], made[:, 0, 1], rtol=1e-5)
+    # Calibrated around the outer quantiles, which need not hold their shares.
+    width = made[:, 0, 2] - made[:, 0, 0]
+    shift = ((found[:, 2] - found[:, 0]) - width) / 2
+    np.testing.assert_allclose(found[:, 0], made[:, 0, 0] - shift, rtol=1e-4, atol=1e-4)
+
+
 def test_calendar_needs_times(y):
     rows = {**SMALL, "calendar": ["month"]}
     model = SktimeLSTM(**rows).fit(y, fh=[1, 2])

@@ -36,7 +36,7 @@ class DartsLSTM(GlobalForecastingModel):
         validation_fraction: The share of rows at the end that decides which epoch is best.
         random_state: Seeds the weights, the dropout and the order of the data.
         add_encoders: Covariates computed from the times; see `GlobalForecastingModel` of Darts.
-        options: Further arguments of `cellerate.train_series`.
+        options: Further arguments of `cellerate.train_series`; with `quantile`, the median is forecast.
 
     Example:
         >>> model = DartsLSTM(24, 12, units=8, n_epochs=1).fit(AirPassengersDataset().load())
@@ -109,6 +109,12 @@ class DartsLSTM(GlobalForecastingModel):
             Rows(str(number) if len(rows) > 1 else "", one.targets, one.past, one.known)
             for number, one in enumerate(rows)
         ]
+        told_apart = self._settings.get("scaling") == "series" or self._settings.get("series_embedding")
+        if len(rows) > 1 and told_apart:
+            raise ConfigError(
+                "options has series_embedding, or scaling by series, and Darts does not say which of several series is "
+                "forecast: leave it out."
+            )
         window, horizon = self._lengths
         trained = Trained.on(named, window=window, horizon=horizon, settings=self._settings)
         self._cell, self._opened = trained.cell, trained

@@ -34,7 +34,8 @@ class SktimeLSTM(BaseForecaster):
         validation_fraction: The share of rows at the end that decides which epoch is best and calibrates intervals. An
             interval whose level needs more rows has no bounds.
         seed: Seeds the weights, the dropout and the order of the data.
-        options: Further arguments of `cellerate.train_series`.
+        options: Further arguments of `cellerate.train_series`; with `quantile`, the median is forecast, and intervals
+            are around the outer quantiles.
 
     Attributes:
         trained_: The packed model, once it is fitted.
@@ -139,7 +140,7 @@ class SktimeLSTM(BaseForecaster):
     ) -> pd.DataFrame:
         series, made = self._forecast(X)
         levels = [abs(1 - 2 * one) for one in alpha]
-        around = self.trained_.bounds(series, made, [level for level in levels if level])
+        around = self.trained_.bounds(series, [level for level in levels if level])
         sides = iter(around)
         each = [
             next(sides)[..., 0 if one < 0.5 else 1] if level else made

@@ -13,12 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from cellerate.errors import DataError
+from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
-from cellerate.runtime.forecast import Intervals
+from cellerate.runtime.forecast import Intervals, point_of
 from cellerate.runtime.packed import PackedModel, load
 from cellerate.tasks.packing import pack
 from cellerate.tasks.train import train_series
+
+# The series that an adapter is given decide them.
+_DECIDED = (
+    "target",
+    "feature",
+    "future",
+    "time_column",
+    "series_column",
+    "wide",
+    "train_fraction",
+    "verbose",
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,8 +93,13 @@ class Trained:
                 leaves.
 
         Raises:
-            CellerateError: As in `cellerate.train_series`.
+            CellerateError: As in `cellerate.train_series`; or `settings` has one that the series decide.
         """
+        for name in _DECIDED:
+            if name in settings:
+                raise ConfigError(
+                    f"{argument('options')} has {name!r}, which the series themselves decide: leave it out."
+                )
         columns = [one.columns for one in series]
         table: dict[str, np.ndarray] = {
             name: np.concatenate([one[name] for one in columns]) for name in columns[0]
@@ -133,11 +150,15 @@ class Trained:
         """Forecasts the rows after the end of each of N series.
 
         Returns:
-            (N, horizon, targets) in the units of the series.
+            (N, horizon, targets) in the units of the series: of a model with quantiles, the median.
 
         Raises:
             DataError: A series has too few rows, or its columns known in advance end too early.
         """
+        return point_of(self._made(series), self.model.forecaster.settings.quantiles)
+
+    def _made(self, series: Sequence[Rows]) -> np.ndarray:
+        """(N, horizon, targets), with quantiles (..., Q)."""
         settings = self.model.forecaster.settings
         window, horizon = settings.window, settings.horizon
         for one in series:
@@ -164,12 +185,11 @@ class Trained:
             further["series"] = [one.name for one in series]
         return self.model.forecast(rows, **further)
 
-    def bounds(self, series: Sequence[Rows], forecast: np.ndarray, levels: Sequence[float]) -> np.ndarray:
-        """Calibrated intervals around forecasts.
+    def bounds(self, series: Sequence[Rows], levels: Sequence[float]) -> np.ndarray:
+        """Calibrated intervals around the forecasts of N series.
 
         Args:
-            series: N series.
-            forecast: (N, horizon, targets) as `forecast` gives them.
+            series: As in `forecast`.
             levels: Each above 0 and below 1.
 
         Returns:
@@ -177,14 +197,14 @@ class Trained:
             interval is infinite, because no finite one can guarantee the level.
         """
         settings = self.model.forecaster.settings
-        calibration = settings.calibration
-        found = np.empty((len(levels), *forecast.shape, 2))
+        calibration, made = settings.calibration, self._made(series)
+        found = np.empty((len(levels), *made.shape[:3], 2))
         found[..., 0], found[..., 1] = -math.inf, math.inf
         if calibration is None:
             return found
         reach = {level: calibration.reach_at(level) for level in levels if level <= calibration.grid[-1]}
         past = np.stack([one.targets[-settings.window :] for one in series])
-        around = Intervals(calibration, reach, 0).bounds(past, forecast, settings.quantiles)
+        around = Intervals(calibration, reach, 0).bounds(past, made, settings.quantiles)
         for number, level in enumerate(levels):
             if level in around:
                 found[number] = around[level]

@@ -43,7 +43,8 @@ class ForecastNetwork:
         features: F, the number of input columns.
         horizon: The number of steps it predicts.
         targets: The number of columns it predicts.
-        target_columns: The positions of the targets among the input columns, in the order they are predicted.
+        target_columns: With `residual`, the positions of the targets among the input columns, in the order they are
+            predicted.
         units: H, for all layers; or one number per layer.
         layers: The number of recurrent layers.
         cell: Their kind: "lstm", "gru" or "simple_rnn".
@@ -101,7 +102,8 @@ class ForecastNetwork:
         """
         for name in _SIZES:
             check_positive(name, getattr(self, name))
-        _check_columns(self.target_columns, self.targets, self.features)
+        if self.residual:
+            _check_columns(self.target_columns, self.targets, self.features)
         layer_widths(self.units, self.layers)
         check_fraction("dropout", self.dropout)
         check_fraction("recurrent_dropout", self.recurrent_dropout)

@@ -112,7 +112,7 @@ def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
     )
     arguments = dataclasses.asdict(found)
     targets = list(options["target"])
-    columns = [options["feature"].index(one) for one in targets] if found.residual else range(len(targets))
+    columns = [options["feature"].index(one) for one in targets] if found.residual else []
     quantiles = list(arguments.pop("quantile")) or None
     known = [options["feature"].index(one) for one in options.get("future", ())]
     built = build_forecast_model(
@@ -120,7 +120,7 @@ def _series(work: Workload) -> tuple[ForecastArchitecture, keras.Model]:
         features,
         options["horizon"],
         len(targets),
-        target_columns=list(columns),
+        target_columns=columns,
         quantiles=quantiles,
         absolute=[*known, *range(len(options["feature"]), features)],
         future=inputs["future"][-1] if "future" in inputs else 0,

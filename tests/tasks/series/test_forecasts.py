@@ -91,6 +91,7 @@ def test_npy_without_times_counts_rows(tmp_path):
         ({}, {"quantile": (0.2, 0.3, 0.6, 0.9), "residual": False}),
         ({}, {"quantile": (0.5,)}),
         ({"feature": ["other"], "storage": "float16"}, {}),
+        ({"feature": ["other"], "target": ["load", "other"]}, {"quantile": (0.1, 0.9)}),
     ],
     ids=[
         "plain",
@@ -100,6 +101,7 @@ def test_npy_without_times_counts_rows(tmp_path):
         "quantiles-not-residual",
         "median",
         "no-feature",
+        "fewer-features",
     ],
 )
 def test_packed_model_forecasts_what_its_keras_model_does(data, changes, architecture):

@@ -32,15 +32,15 @@ def build_network(
     inside = all(column in data.feature_columns for column in data.target_columns)
     # The model cannot continue a target that it does not see.
     settings["residual"] = settings["residual"] and inside
-    targets, seen = range(len(options.target)), data.feature_columns
-    places = [seen.index(column) for column in data.target_columns] if inside else targets
+    seen = data.feature_columns
+    places = [seen.index(column) for column in data.target_columns] if inside else []
     known = [data.feature_names.index(name) for name in options.future]
     return build_forecast_model(
         options.window,
         len(data.feature_columns) + width,
         options.horizon,
         len(data.target_columns),
-        target_columns=list(places),
+        target_columns=places,
         quantiles=list(quantiles) or None,
         absolute=[*known, *range(len(data.feature_columns), len(data.feature_columns) + width)],
         future=len(options.future) + width,
