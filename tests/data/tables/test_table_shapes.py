@@ -1,5 +1,6 @@
 """Tables as people have them: times in several columns, names in several rows, empty rows, blanks between columns."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -352,3 +353,36 @@ def test_columns_between_blanks_are_read_in_any_encoding(
         (tmp_path / "t.csv").write_bytes(text.encode(encoding))
         data = open_series([tmp_path / "t.csv"], Reading(targets=["y"], features=["y"]))
         np.testing.assert_array_equal(data.values[:, 0], np.arange(60) + 0.5)
+
+
+@pytest.mark.parametrize("given", ["folder", "pattern", "folders", "shell", "letters and digits"])
+def test_months_in_numbered_files_are_one_series(tmp_path: Path, given: str) -> None:
+    names = [f"a/sales-{month}.csv" for month in range(1, 13)]
+    (tmp_path / "a").mkdir()
+    for month, name in enumerate(names, start=1):
+        (tmp_path / name).write_text(f"date,y\n2024-{month:02}-01,{month}\n2024-{month:02}-15,{month}\n")
+    paths = [str(tmp_path / name) for name in names]
+    found = {
+        "folder": [tmp_path / "a"],
+        "pattern": [tmp_path / "a/sales-*.csv"],
+        "folders": [tmp_path / "?/sales-*"],
+        "shell": sorted(paths),
+        "letters and digits": sorted(paths, key=lambda path: re.sub(r"\W", "", path)),
+    }[given]
+    data = open_series(found, Reading(targets=["y"], gaps="ignore"))
+    assert data.values[::2, 0].tolist() == list(range(1, 13))
+    assert data.segments == ((0, 24, ""),)
+
+
+def test_files_that_begin_series_are_named(tmp_path: Path) -> None:
+    for name, day in (("new", 10), ("old", 1)):
+        (tmp_path / f"{name}-2.csv").write_text(f"date,y\n2024-01-{day:02},1\n2024-01-{day + 1:02},2\n")
+    data = open_series([tmp_path / "new-2.csv", tmp_path / "old-2.csv"], Reading(targets=["y"]))
+    said = "2 series from 2 files, each of which begins before the end of the one before it: new-2, old-2"
+    assert said in data.notes
+    # The order in which files are named is kept, unless it is alphabetical.
+    data = open_series(
+        [tmp_path / "old-2.csv", tmp_path / "new-2.csv"], Reading(targets=["y"], gaps="ignore")
+    )
+    assert [name for *_, name in data.segments] == [""]
+    assert not any("files" in note for note in data.notes)

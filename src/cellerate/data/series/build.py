@@ -37,6 +37,7 @@ from cellerate.messages import Message, argument, marked
 
 _BUILDING = ".building"
 _COPIED_BYTES, _SWAPPED_ROWS = 16 << 20, 1 << 20
+_SHOWN_SERIES = 5
 
 
 def build_series(
@@ -211,7 +212,7 @@ class _Build:
         times, counts, notes = None, done.counts, [*self._notes, *done.notes, *sentinels]
         if self._columns.time is not None:
             ordered, form = self._ordered(done.counts, form, place)
-            counts, notes = ordered.counts, [*notes, note, *ordered.notes]
+            counts, notes = ordered.counts, [*notes, note, *self._files(done.names), *ordered.notes]
             if ordered.rewritten:
                 place = self._place_before_ordering(place)
             times = np.load(self._folder / "times.npy", mmap_mode="r", allow_pickle=False)
@@ -220,6 +221,16 @@ class _Build:
         for name in (SERIES, ORIGIN):
             (self._folder / name).unlink(missing_ok=True)
         return packed
+
+    def _files(self, names: Sequence[str]) -> list[str]:
+        """The note on files that begin series; none for a single series, and where a column tells series apart."""
+        if self._columns.series or len(names) < 2:
+            return []
+        shown = ", ".join(names[:_SHOWN_SERIES]) + ", ..." * (len(names) > _SHOWN_SERIES)
+        return [
+            f"{len(names):,} series from {len(self._tables):,} files, each of which begins before the end of the one "
+            f"before it: {shown}"
+        ]
 
     def _form(self, reader: Reader) -> tuple[TimeForm, str]:
         """The form of the times, and a message on it; corrects dates that were read with the day first."""

@@ -1,7 +1,9 @@
 """Opens tables, each by the format of its file, and finds those that paths name."""
 
 import collections
+import glob
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from cellerate.messages import argument
 
 __all__ = ["Block", "Kind", "NpyTable", "Table", "find_tables", "open_table", "open_tables"]
 
+_NUMBER = re.compile(r"[0-9]+")
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -31,7 +34,10 @@ _SUFFIXES = (
 
 
 def find_tables(paths: Any) -> list[Path | Table]:
-    """The tables that `paths` names: files, folders (the tables in them, sorted), patterns with `*`, and tables.
+    """The tables that `paths` names: files, folders (the tables in them, sorted), patterns, and tables.
+
+    Files whose names differ in numbers are in the order of these: `sales-2.csv` comes before `sales-10.csv`. Named one
+    by one, they keep their order unless it is the alphabetical one, which a shell gives to the matches of a pattern.
 
     Raises:
         ConfigError: `paths` is something else.
@@ -52,8 +58,9 @@ def find_tables(paths: Any) -> list[Path | Table]:
             found += inside
         elif path.is_file():
             found.append(path)
-        elif "*" in path.name:
-            matched = sorted(p for p in path.parent.glob(path.name) if p.is_file())
+        elif glob.has_magic(str(path)):
+            matched = sorted(Path(hit) for hit in glob.glob(str(path), recursive=True))  # noqa: PTH207
+            matched = [hit for hit in matched if hit.is_file()]
             if not matched:
                 raise DataError(f"no file matches {path}.")
             found += matched
@@ -63,6 +70,27 @@ def find_tables(paths: Any) -> list[Path | Table]:
         raise DataError(
             "no file was given; expected at least one table, such as a CSV, Parquet or .npy file."
         )
+    return _by_numbers(found)
+
+
+def _by_numbers(tables: list[Path | Table]) -> list[Path | Table]:
+    """The tables with files whose names differ in numbers only in the order of these, if they are alphabetical."""
+    alike: dict[str, list[int]] = {}
+    for place, table in enumerate(tables):
+        if isinstance(table, Path):
+            alike.setdefault(_NUMBER.sub("#", str(table)), []).append(place)
+    found = list(tables)
+    for places in alike.values():
+        names = [str(tables[place]) for place in places]
+        # Shells compare characters, or letters and digits alone.
+        if any(
+            names == sorted(names, key=key) for key in (str, lambda name: re.sub(r"\W", "", name).casefold())
+        ):
+            by_number = sorted(
+                places, key=lambda place: [int(n) for n in _NUMBER.findall(str(tables[place]))]
+            )
+            for place, other in zip(places, by_number, strict=True):
+                found[place] = tables[other]
     return found
 
 
