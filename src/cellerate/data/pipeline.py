@@ -4,6 +4,8 @@ This is the only part of `data` that knows Keras. Two traps in how Keras asks fo
 before the first epoch, and it calls `on_epoch_end` more often than epochs end.
 """
 
+from __future__ import annotations
+
 import contextlib
 import queue
 import threading
@@ -229,7 +231,7 @@ class _Ahead:
             self._ready.get_nowait()
 
 
-def _fill(batches: Iterator[tuple[Any, ...]], ready: "queue.Queue[Item]", closed: threading.Event) -> None:
+def _fill(batches: Iterator[tuple[Any, ...]], ready: queue.Queue[Item], closed: threading.Event) -> None:
     try:
         for batch in batches:
             if closed.is_set():

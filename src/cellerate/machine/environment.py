@@ -3,6 +3,8 @@
 Nothing here imports a framework; `backend_devices` starts one in a separate process.
 """
 
+from __future__ import annotations
+
 import functools
 import importlib.util
 import os

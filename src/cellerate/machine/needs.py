@@ -1,5 +1,7 @@
 """Refuses sizes of a training that this machine's memory cannot hold, before a framework reserves it."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from cellerate.errors import ConfigError

@@ -7,6 +7,8 @@ Source: the family and model numbers are those of Linux, arch/x86/kernel/cpu/amd
 and arch/arm64/include/asm/cputype.h.
 """
 
+from __future__ import annotations
+
 import platform
 import re
 from pathlib import Path

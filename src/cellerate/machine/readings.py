@@ -1,5 +1,7 @@
 """Readings of what this process uses: processors, memory, GPUs. A reading takes microseconds."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import time

@@ -4,6 +4,8 @@ Its two parts are also used separately: `encode` turns lines into vectors, `deco
 lines. All models here are plain `keras.Model`s of Keras's own layers.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras

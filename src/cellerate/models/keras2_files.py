@@ -4,6 +4,8 @@ Each recurrent layer of Keras 2 stores `time_major`, which Keras 3 refuses. `tra
 effect, replaces cuDNN layers by plain ones, and makes a model that is time-major throughout batch-major.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import shutil

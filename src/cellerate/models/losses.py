@@ -4,6 +4,8 @@ Only training, evaluation and saved compile states use `QuantileLoss`: the archi
 nothing but Keras's own layers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

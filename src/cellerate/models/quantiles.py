@@ -1,5 +1,7 @@
 """The check of a forecaster's quantiles, which needs no framework."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 

@@ -5,6 +5,8 @@ change the description, build it again and copy the weights. This module does so
 `compress.prune` for fewer units.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import Any
 

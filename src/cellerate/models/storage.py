@@ -4,6 +4,8 @@ A file may come from anywhere, so it is read with suspicion: whatever is wrong w
 that says what to do. `keras.saving.load_model` opens the same file without Cellerate.
 """
 
+from __future__ import annotations
+
 import binascii
 import dataclasses
 import json

@@ -4,6 +4,8 @@ Each layer of the trunk needs only its own states from earlier time steps, so a 
 trunk before the next chunk begins. The parts before and after the trunk see the whole sequence at once.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -3,6 +3,8 @@
 It knows only words, tables and charts, not records: the caller decides what they show.
 """
 
+from __future__ import annotations
+
 import dataclasses
 
 from cellerate.report.effects import Tone

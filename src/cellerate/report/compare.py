@@ -3,6 +3,8 @@
 It needs the two reports only, so runs can be compared long after both ended.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Iterable

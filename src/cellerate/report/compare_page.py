@@ -1,5 +1,7 @@
 """Writes a comparison of two runs as a page, as Markdown, as JSON, and as plain lines for a terminal."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable
 from pathlib import Path

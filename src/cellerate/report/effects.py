@@ -3,6 +3,8 @@
 More is better for some quantities and less for others; only this module knows for which.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from cellerate.format import TIME_UNITS_MS, number, percent, times

@@ -3,6 +3,8 @@
 This module chooses what to draw; `svg` draws it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -3,6 +3,8 @@
 A row is there only if this run measured it on both sides with the same data; other runs do not count.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,5 +1,7 @@
 """The report as one self-contained HTML file: no script, no network access, no other files."""
 
+from __future__ import annotations
+
 import functools
 from pathlib import Path
 from typing import Any

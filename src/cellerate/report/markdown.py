@@ -1,5 +1,7 @@
 """The report as Markdown, for a pull request or a terminal: the content of the page, with charts as tables."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from pathlib import Path

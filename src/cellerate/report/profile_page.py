@@ -1,5 +1,7 @@
 """Draws a profile as a page: the verdict, what to change, where time and memory go."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -3,6 +3,8 @@
 It is a separate module because the optimizer's judging needs only this part of the record.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from pydantic import ConfigDict

@@ -4,6 +4,8 @@ The stages fill it in, the state on disk stores it, and all forms of the report 
 report can be made again, or compared, without Keras and without the model.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import math

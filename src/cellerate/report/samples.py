@@ -1,5 +1,7 @@
 """The outputs of models for the same input, side by side: texts, forecasts, or lines that it writes back."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

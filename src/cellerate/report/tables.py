@@ -3,6 +3,8 @@
 `view`, `figures` and `samples` fill them; `html` and `markdown` write them down.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TypeVar

@@ -1,5 +1,7 @@
 """The content of the report as words, tables and charts; HTML and Markdown only arrange it, so both say the same."""
 
+from __future__ import annotations
+
 import dataclasses
 import datetime
 import shlex

@@ -1,5 +1,7 @@
 """The size of an answer, known before it is computed, and the outputs of a model."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

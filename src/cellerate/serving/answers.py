@@ -3,6 +3,8 @@
 Each protocol has its own form of an error, and every error of a route takes that form.
 """
 
+from __future__ import annotations
+
 import asyncio
 import difflib
 import logging

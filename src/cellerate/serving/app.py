@@ -1,5 +1,7 @@
 """The routes of a server, as one ASGI application."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from starlette.applications import Starlette

@@ -1,5 +1,7 @@
 """The thread that computes whole calls of a model: predictions, forecasts, embeddings and scores, one after another."""
 
+from __future__ import annotations
+
 import asyncio
 import dataclasses
 import threading

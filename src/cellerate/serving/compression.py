@@ -1,5 +1,7 @@
 """Compression of bodies with gzip or deflate: decompresses within a bound, compresses for clients that ask."""
 
+from __future__ import annotations
+
 import gzip
 import zlib
 

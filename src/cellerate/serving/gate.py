@@ -3,6 +3,8 @@
 It is plain ASGI: a middleware that wraps requests and responses would hide that a client has disconnected.
 """
 
+from __future__ import annotations
+
 import base64
 import hmac
 import logging

@@ -1,5 +1,7 @@
 """The limits of a server: they bound each request, so that none can exhaust the machine."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from cellerate.settings import check_number

@@ -1,5 +1,7 @@
 """The metrics of a server, for Prometheus; named as in vLLM and Triton where these have the metric."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, Iterator
 

@@ -1,5 +1,7 @@
 """The models of a server by their names, each with the threads that compute on it."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import contextvars
@@ -26,7 +28,7 @@ FLUSH_EVERY_S = 10.0
 """The time between two rounds in which the states of sessions are written to the disk, against a crash."""
 
 # The models that the request of this context uses.
-_held: contextvars.ContextVar["list[Served] | None"] = contextvars.ContextVar("held", default=None)
+_held: contextvars.ContextVar[list[Served] | None] = contextvars.ContextVar("held", default=None)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -1,5 +1,7 @@
 """The HTTP connection, with limits that uvicorn lacks: on connections, headers, time and the parts of a body."""
 
+from __future__ import annotations
+
 import asyncio
 import collections
 import contextlib

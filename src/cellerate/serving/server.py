@@ -1,5 +1,7 @@
 """Runs a server: it listens, answers, reloads models on SIGHUP, and ends without losing accepted requests."""
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import json

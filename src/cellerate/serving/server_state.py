@@ -1,5 +1,7 @@
 """The common part of the routes: the models, the metrics, and reading a body within its bounds."""
 
+from __future__ import annotations
+
 import asyncio
 
 from starlette.requests import Request

@@ -6,6 +6,8 @@ so is one for a name that is not this server's: a site can let its own name lead
 is then the same site. An address is not a name, so it cannot.
 """
 
+from __future__ import annotations
+
 import ipaddress
 import socket
 from collections.abc import Sequence

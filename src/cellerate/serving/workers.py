@@ -3,6 +3,8 @@
 Whatever waits is bounded: a request that finds no place is refused at once, before anything of it is computed.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -175,6 +177,6 @@ class TextWorker:
                 loop.call_soon_threadsafe(_put_all, items)
 
 
-def _put_all(items: Sequence[tuple["asyncio.Queue[Any]", Any]]) -> None:
+def _put_all(items: Sequence[tuple[asyncio.Queue[Any], Any]]) -> None:
     for queue, each in items:
         queue.put_nowait(each)

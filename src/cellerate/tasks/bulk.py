@@ -4,6 +4,8 @@ Each takes any number of files, of any length. Several processes can share one p
 pieces that have no results yet (`tasks.pieces`).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import os

@@ -1,5 +1,7 @@
 """The embed task: train a sequence autoencoder on lines, turn lines into vectors, and write lines back."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

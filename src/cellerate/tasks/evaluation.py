@@ -1,5 +1,7 @@
 """Judges a Keras model that Cellerate wrote: calls the evaluation of its task."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

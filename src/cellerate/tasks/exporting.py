@@ -1,5 +1,7 @@
 """Exports a trained model for other runtimes, and tries it there first."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Callable
@@ -87,14 +89,14 @@ class Exported:
 
 
 def export(
-    model: "str | os.PathLike[str] | keras.Model",
+    model: str | os.PathLike[str] | keras.Model,
     output: str | os.PathLike[str],
     *,
     to: str = "onnx",
     precision: str = "float32",
     stateful: bool = False,
     batch_size: int = 1,
-    record: "TaskRecord | None" = None,
+    record: TaskRecord | None = None,
     judge: Callable[[ExportedModel], Quality] | None = None,
 ) -> Exported:
     """Write a model for another runtime, whole or not at all, after its results there proved right.
@@ -149,9 +151,7 @@ def export(
     return dataclasses.replace(done, path=path)
 
 
-def _written(
-    form: ExportFormat, source: ExportSource, precision: str, path: Path, judge: "_Judge"
-) -> Exported:
+def _written(form: ExportFormat, source: ExportSource, precision: str, path: Path, judge: _Judge) -> Exported:
     """Writes a model, and tries it in its runtime."""
     own = pair = None
     for each in dict.fromkeys(("float32", precision) if form.float32_first else (precision,)):
@@ -182,7 +182,7 @@ def _written(
     )
 
 
-def _judged(judge: "_Judge", form: ExportFormat, source: ExportSource, path: Path) -> Quality | None:
+def _judged(judge: _Judge, form: ExportFormat, source: ExportSource, path: Path) -> Quality | None:
     if judge is None:
         return None
     runtime = form.open(source, path, source.signature)
@@ -228,7 +228,7 @@ def check_judged(model: Path) -> None:
         )
 
 
-def _cell(model: "str | os.PathLike[str] | keras.Model", record: "TaskRecord | None") -> Cell:
+def _cell(model: str | os.PathLike[str] | keras.Model, record: TaskRecord | None) -> Cell:
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".cell":
         return _exportable(read_cell(model))
     from cellerate.exports.keras_agreement import check_against_keras
@@ -266,7 +266,7 @@ def _check_error(found: Deviation, tolerance: float) -> None:
         )
 
 
-def _check_rounding(found: Deviation, own_error: float, judge: "_Judge", where: str) -> None:
+def _check_rounding(found: Deviation, own_error: float, judge: _Judge, where: str) -> None:
     allowed = max(_INT8_FREE, _INT8_TIMES * own_error)
     if judge is None and not found.error <= allowed:
         raise ModelError(

@@ -1,5 +1,7 @@
 """Opens a trained model in any form. Keras is imported only if the model needs it."""
 
+from __future__ import annotations
+
 import functools
 import os
 from collections.abc import Callable
@@ -24,7 +26,7 @@ Model = Union[Path, "keras.Model", PackedModel]
 Opened: TypeAlias = "PackedModel | tuple[keras.Model, TaskRecord | None, str]"
 
 
-def open_model(model: Model, record: "TaskRecord | None" = None, *, device: str = "cpu") -> Opened:
+def open_model(model: Model, record: TaskRecord | None = None, *, device: str = "cpu") -> Opened:
     """Opens a model.
 
     Args:
@@ -64,9 +66,7 @@ def open_model(model: Model, record: "TaskRecord | None" = None, *, device: str 
     )
 
 
-def record_for(
-    record: "TaskRecord | None", task: Literal["text", "series", "embed"], name: str
-) -> "TaskRecord":
+def record_for(record: TaskRecord | None, task: Literal["text", "series", "embed"], name: str) -> TaskRecord:
     """The record of a model, which must be for a task. Raises `ModelError` otherwise."""
     from cellerate.models.storage import check_task
 
@@ -75,7 +75,7 @@ def record_for(
     return record
 
 
-def forecaster_of(opened: Opened, name: str = "this packed model") -> "SeriesForecaster":
+def forecaster_of(opened: Opened, name: str = "this packed model") -> SeriesForecaster:
     """Return a model as a forecaster.
 
     Args:

@@ -1,5 +1,7 @@
 """Packs a trained Keras model into one small file that runs without Keras, or into the same form in memory."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 from typing import Any

@@ -7,6 +7,8 @@ The division into pieces depends on the data alone, and a piece whose file exist
 can share the work, on one machine or many that see the folder, and an interrupted pass can continue.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

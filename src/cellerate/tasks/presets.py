@@ -3,6 +3,8 @@
 A preset only adds options: those that the user gives win. This module imports nothing heavy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args
 

@@ -4,6 +4,8 @@ The command line makes its options of the fields, with the Attributes sections a
 import nothing heavy.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -82,7 +84,7 @@ class TextOptions:
         check_number("validation_fraction", self.validation_fraction, at_least=0, below=1)
 
     @classmethod
-    def of_record(cls, options: Mapping[str, Any], model: str, **others: Any) -> "TextOptions":
+    def of_record(cls, options: Mapping[str, Any], model: str, **others: Any) -> TextOptions:
         """The options in the record of a model, which messages call `model`, and others beside them.
 
         Raises:
@@ -213,7 +215,7 @@ class SeriesOptions:
             )
 
     @classmethod
-    def of_record(cls, options: Mapping[str, Any]) -> "SeriesOptions":
+    def of_record(cls, options: Mapping[str, Any]) -> SeriesOptions:
         """The options in the record of a model, as `record` gives them.
 
         Raises:
@@ -235,7 +237,7 @@ class SeriesOptions:
         features = list(dict.fromkeys([*self.feature, *self.future])) if self.feature else None
         return dataclasses.replace(self.reading, targets=self.target, features=features)
 
-    def split(self, data: "SeriesData") -> "SeriesSplit":
+    def split(self, data: SeriesData) -> SeriesSplit:
         """Cuts a series into training, validation and test part, as these settings say; see `SeriesData.split`."""
         return data.split(self.train_fraction, self.validation_fraction, test_size=self.test_size)
 

@@ -1,5 +1,7 @@
 """The steps of every training: open the data, build a model, cut batches, train, judge."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from typing import Any, Generic, TypeVar

@@ -3,6 +3,8 @@
 Keras is imported only if a model needs it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
@@ -74,7 +76,7 @@ class TextWriter:
         settings: How it continues them.
     """
 
-    model: "PackedModel | TextModel"
+    model: PackedModel | TextModel
     settings: WritingSettings
 
     def readable(self, prompt: str) -> str:
@@ -128,7 +130,7 @@ def open_writer(
     model: Model,
     settings: WritingSettings,
     *,
-    record: "TaskRecord | None" = None,
+    record: TaskRecord | None = None,
     vocabulary: Vocabulary | None = None,
     device: str = "cpu",
 ) -> TextWriter:

@@ -1,5 +1,7 @@
 """The start of a run: weights from elsewhere, such as a solution in closed form, or a checkpoint."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import time

@@ -1,5 +1,7 @@
 """The list of callbacks that `fit` calls: those of the user, then those of the run, and only when one is due."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

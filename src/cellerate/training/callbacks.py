@@ -4,6 +4,8 @@ Everything that must happen between two batches happens here. No callback may ma
 every step.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math

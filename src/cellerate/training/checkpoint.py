@@ -9,6 +9,8 @@ header also has a checksum of all other bytes of the file. `training.checkpoint_
     metrics/<n>     the running sums behind the loss and the metrics of an epoch cut short
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -74,7 +76,7 @@ class Checkpoint:
 
 
 def capture(
-    model: "keras.Model", position: Position, identity: dict[str, Any], progress: dict[str, Any]
+    model: keras.Model, position: Position, identity: dict[str, Any], progress: dict[str, Any]
 ) -> Checkpoint:
     """A copy of everything that `restore` needs, taken between two batches of `fit` or outside it."""
     sync_variables(model)
@@ -82,7 +84,7 @@ def capture(
     return Checkpoint(position, identity, progress, arrays)
 
 
-def sync_variables(model: "keras.Model") -> None:
+def sync_variables(model: keras.Model) -> None:
     """Gives the variables of a model their newest values, between two batches of `fit`."""
     # There the JAX trainer holds them itself.
     sync = getattr(model, "jax_state_sync", None)
@@ -169,7 +171,7 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         )
 
 
-def restore(model: "keras.Model", checkpoint: Checkpoint) -> None:
+def restore(model: keras.Model, checkpoint: Checkpoint) -> None:
     """Gives all variables of a compiled `model` the values of `checkpoint`.
 
     Raises:
@@ -190,7 +192,7 @@ def restore(model: "keras.Model", checkpoint: Checkpoint) -> None:
         variable.assign(checkpoint.arrays[name])
 
 
-def restore_metrics(model: "keras.Model", checkpoint: Checkpoint) -> None:
+def restore_metrics(model: keras.Model, checkpoint: Checkpoint) -> None:
     """Gives the metrics their running sums, so that the average covers the whole of an epoch that was cut.
 
     Call it from `on_epoch_begin`: `fit` resets all metrics just before.
@@ -244,7 +246,7 @@ def _write(path: Path, parts: Sequence[bytes | memoryview]) -> None:
             file.write(part)
 
 
-def _variables(model: "keras.Model", *, metrics: bool = True) -> dict[str, Any]:
+def _variables(model: keras.Model, *, metrics: bool = True) -> dict[str, Any]:
     """Every variable of a run under its name in the file. Keras's order of variables is deterministic."""
     groups: dict[str, list[Any]] = {"model": model.variables, "optimizer": model.optimizer.variables}
     if metrics:
@@ -261,7 +263,7 @@ def _to_numpy(variable: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def architecture_of(model: "keras.Model") -> str:
+def architecture_of(model: keras.Model) -> str:
     """A hash of the variables' shapes and the layers' classes, without names: they hold meaningless counters."""
     described = [
         [list(variable.shape) for variable in model.variables],

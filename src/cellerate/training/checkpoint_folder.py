@@ -8,6 +8,8 @@ before.
     unjudged                          the run has trained to its end, and its model is being judged
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

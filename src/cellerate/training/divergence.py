@@ -1,5 +1,7 @@
 """Detects training that diverges without becoming NaN, and suggests a remedy."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,6 +4,8 @@ Every task trains through `train`. Inside is plain Keras; around it are the opti
 resume, a time limit, Ctrl-C, history and display.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools

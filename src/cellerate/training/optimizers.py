@@ -1,5 +1,7 @@
 """Builds a stock Keras optimizer from the settings of a run, for the training loop and for trials of training."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection
 from typing import Any

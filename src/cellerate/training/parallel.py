@@ -4,6 +4,8 @@ The backend knows the number of this process: `distributed.group`, or a program 
 before anything else. Without a group there is a single process, and the methods here do nothing.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import json

@@ -4,6 +4,8 @@ Whether mixed precision is faster depends on the machine, the backend and the si
 and its result is kept with the run.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import math

@@ -4,6 +4,8 @@
 whose steps are timed.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os

@@ -1,5 +1,7 @@
 """A training run: the user's options, and the needs of its task."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import time

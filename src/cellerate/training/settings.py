@@ -5,6 +5,8 @@ the help of the command line's options. The module must import nothing heavy, so
 defaults at once.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, get_args

@@ -3,6 +3,8 @@
 Commands ask for it before a framework starts, so this module imports none.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ def run_folder(output: str | Path) -> Path:
     return Path(output).with_suffix(".run")
 
 
-def check_start(run: "RunOptions") -> None:
+def check_start(run: RunOptions) -> None:
     """Refuses, before any work, a run that could not write its output, lacks a package or would destroy what is there.
 
     Raises:
@@ -49,7 +51,7 @@ def check_start(run: "RunOptions") -> None:
 
 
 @contextlib.contextmanager
-def own_run(run: "RunOptions", *, first: bool) -> Iterator[None]:
+def own_run(run: RunOptions, *, first: bool) -> Iterator[None]:
     """A block in which no other process trains into the output; checked as by `check_start` once that is certain.
 
     Of processes that train together, only the `first` keeps others away.

@@ -4,6 +4,8 @@ The mean over the validation part says little about the next weeks, because a fe
 better in nearly all stretches is likely to be better afterwards, too.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,6 +4,8 @@ Under a time limit, judging must not take many times as long as training, so eac
 the limit. If a pass would need more, the run judges a sample, spread evenly over the data, and says so.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math
@@ -56,7 +58,7 @@ class TimeLimits:
     words: str = ""
 
     @classmethod
-    def of(cls, settings: TrainingSettings, began: float | None = None) -> "TimeLimits":
+    def of(cls, settings: TrainingSettings, began: float | None = None) -> TimeLimits:
         """The limits from the settings of a run that began at `began`, a time of `perf_counter`; None for now."""
         training, budget = settings.max_seconds, settings.time_budget
         limits = []

@@ -3,6 +3,8 @@
 The choice of a precision and the optimizer's passes both time this: real `fit`, after compilation.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math
@@ -146,7 +148,7 @@ class Trainer:
         return Trial(as_timing(found), mean)
 
 
-def _fit(model: keras.Model, source: BatchSource, steps: int, *, epoch: int) -> "_Clock":
+def _fit(model: keras.Model, source: BatchSource, steps: int, *, epoch: int) -> _Clock:
     clock = _Clock()
     with contextlib.closing(KerasBatches(source, stop=steps, epoch=epoch)) as batches:
         model.fit(batches, callbacks=[clock], shuffle=False, verbose=0)

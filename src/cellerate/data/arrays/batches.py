@@ -4,6 +4,8 @@ Training, evaluation, checkpoints and all three input pipelines see data only as
 batches, and batch number i of epoch e, which is a pure function of i and e.
 """
 
+from __future__ import annotations
+
 import copy
 import hashlib
 import itertools

@@ -9,6 +9,8 @@ each window. Nothing else decides how much of the array is in memory. The three 
   memory map would pull the whole file into the process's resident memory.
 """
 
+from __future__ import annotations
+
 import mmap
 import os
 import weakref
@@ -235,9 +237,7 @@ class BlockPlan:
             [loaded.places(numbers) for loaded, numbers in self._located(epoch, first, last, 0)]
         )
 
-    def _located(
-        self, epoch: int, first: int, last: int, shift: int
-    ) -> Iterator[tuple["_Loaded", np.ndarray]]:
+    def _located(self, epoch: int, first: int, last: int, shift: int) -> Iterator[tuple[_Loaded, np.ndarray]]:
         size = self._group_blocks * self._block
         while first < last:
             group = min(first // size, self._groups - 1)
@@ -246,7 +246,7 @@ class BlockPlan:
             yield loaded, order.run(first - group * size, stop - group * size)
             first = stop
 
-    def _group(self, epoch: int, group: int, shift: int) -> tuple["_Loaded", ShuffledRuns]:
+    def _group(self, epoch: int, group: int, shift: int) -> tuple[_Loaded, ShuffledRuns]:
         key = (epoch, group, shift)
         for known, loaded, order in self._recent:
             if known == key:

@@ -1,5 +1,7 @@
 """Masked arrays of NumPy, whose masked values are not data."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

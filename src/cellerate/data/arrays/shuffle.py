@@ -5,6 +5,8 @@ in the middle of an epoch exact. The integer hash is its own, not `numpy.random`
 NumPy's version.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 from cellerate.errors import ConfigError

@@ -3,6 +3,8 @@
 It stands apart from `data.text`, because lines and settings need it without arrays and caches.
 """
 
+from __future__ import annotations
+
 import codecs
 import difflib
 import encodings.aliases

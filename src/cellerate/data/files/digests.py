@@ -1,5 +1,7 @@
 """The hash of a file's content, remembered for large files: reading many gigabytes again takes longer than all else."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import os

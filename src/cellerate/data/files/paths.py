@@ -4,6 +4,8 @@ It deals with hidden, empty and binary files, links that go round in circles, an
 Explicit paths keep their order; the files of a folder or a glob are sorted by path.
 """
 
+from __future__ import annotations
+
 import codecs
 import fnmatch
 import glob

@@ -1,5 +1,7 @@
 """Guesses the encoding of a file from its beginning."""
 
+from __future__ import annotations
+
 import codecs
 
 _MARKS = {

@@ -1,5 +1,7 @@
 """The batches that a user gets, and the arguments that windows and texts have in common."""
 
+from __future__ import annotations
+
 import random
 from typing import Any, Protocol
 

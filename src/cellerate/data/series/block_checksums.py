@@ -1,5 +1,7 @@
 """Checksums of long files, block by block, so that a sample of the blocks can be checked whenever one is opened."""
 
+from __future__ import annotations
+
 import base64
 import random
 import zlib

@@ -3,6 +3,8 @@
 It takes a constant amount of memory, and continues where a killed process stopped reading.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import shutil

@@ -1,5 +1,7 @@
 """Chooses the columns of a series: targets, features, and the column of times."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """An open series: a matrix of values, the meaning of its rows and columns, and its parts in time."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -90,7 +92,7 @@ class SeriesData:
         """The first row of each stretch; cached, because every series looks its row up here."""
         return np.array([first for first, _, _ in self.segments], np.int64)
 
-    def whole(self) -> "SeriesPart":
+    def whole(self) -> SeriesPart:
         """All rows as one part."""
         return SeriesPart(self, "whole", tuple((first, first, stop) for first, stop, _ in self.segments))
 
@@ -102,7 +104,7 @@ class SeriesData:
         counts: tuple[int, int, int] | None = None,
         test_size: int | None = None,
         validation_size: int | None = None,
-    ) -> "SeriesSplit":
+    ) -> SeriesSplit:
         """Cuts each series in time: first training, then validation, then test.
 
         Every row, and so every target, belongs to one part only. The inputs of the first validation and test

@@ -1,5 +1,7 @@
 """Finds numbers that a narrower type cannot hold: counters, ids and revenues, and changes smaller than its steps."""
 
+from __future__ import annotations
+
 import numpy as np
 
 # float32 holds every whole number up to the first, float64 up to the second.

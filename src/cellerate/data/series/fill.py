@@ -3,6 +3,8 @@
 From outside itself, a block needs only the last value of each column before it and the first value after it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 
 import numpy as np

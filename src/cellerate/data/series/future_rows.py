@@ -4,6 +4,8 @@ Rows at the end of a table without targets hold known values of the future. They
 of the past, and looked up by series and time.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools

@@ -4,6 +4,8 @@ The files may be larger than memory: rows are read and written by their place in
 whose touched pages would count as the process's memory.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence

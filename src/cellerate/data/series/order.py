@@ -3,6 +3,8 @@
 The rows stay on the disk: in memory is an index of one series, or of many small ones together.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

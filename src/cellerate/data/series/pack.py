@@ -8,6 +8,8 @@
 The cache of opened tables holds the same kind of folders.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from pathlib import Path

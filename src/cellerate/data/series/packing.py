@@ -1,5 +1,7 @@
 """Packs tables into a series on the disk that opens at once, however long it is: `cellerate data pack`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,6 +4,8 @@ Only one block is in memory, however many rows there are. Progress is saved afte
 next process continues where a killed one stopped.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import io

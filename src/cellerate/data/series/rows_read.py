@@ -1,5 +1,7 @@
 """The facts about the rows of tables read so far."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence

@@ -3,6 +3,8 @@
 They are only reported, because only the owner of the data knows whether such a number marks a missing value.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +42,7 @@ class Sentinels:
     high: list[float | None]
 
     @classmethod
-    def of(cls, columns: int) -> "Sentinels":
+    def of(cls, columns: int) -> Sentinels:
         """Nothing found yet in a number of columns."""
         return cls([None] * columns, [0] * columns, [None] * columns, [None] * columns)
 

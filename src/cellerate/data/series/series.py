@@ -4,6 +4,8 @@ Targets, times, gaps, missing values and several series in one table are handled
 one matrix and its segments.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json

@@ -1,5 +1,7 @@
 """The names of calendar features; without NumPy, because the command line reads settings first."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Literal, get_args
 

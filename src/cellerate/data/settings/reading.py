@@ -1,5 +1,7 @@
 """The settings for reading tables as a series: which columns, and what to do with rows that do not fit."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, get_args

@@ -1,5 +1,7 @@
 """The settings for reading tables: facts that files do not show, or that override how a file looks."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args

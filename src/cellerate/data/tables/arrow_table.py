@@ -3,6 +3,8 @@
 It reads in blocks because a file may be larger than memory.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Strings of Arrow: blanks around them, and words for missing values."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Tables whose columns are separated by any number of blanks: read as if a tab separated them."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -4,6 +4,8 @@ The dialect is detected from the beginning of the file and reported; `TableOptio
 readings are possible, the file is refused with both; only commas in numbers beside semicolons are decimal commas.
 """
 
+from __future__ import annotations
+
 import csv
 import dataclasses
 import functools

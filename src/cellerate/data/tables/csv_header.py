@@ -1,5 +1,7 @@
 """Finds whether a table begins with the names of its columns, in one row or in several, and what they are."""
 
+from __future__ import annotations
+
 import itertools
 import re
 from collections.abc import Callable, Collection, Sequence

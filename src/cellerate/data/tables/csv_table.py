@@ -1,5 +1,7 @@
 """CSV files, in blocks: Arrow reads numbers as fast as the disk gives them; only grouped digits are read as text."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

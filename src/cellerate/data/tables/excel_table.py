@@ -1,5 +1,7 @@
 """Sheets of Excel files, read with openpyxl."""
 
+from __future__ import annotations
+
 import contextlib
 import datetime
 from collections.abc import Collection, Sequence

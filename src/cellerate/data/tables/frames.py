@@ -3,6 +3,8 @@
 A frame is recognised by its methods, so none of these packages is imported for it. pyarrow is, except for NumPy arrays.
 """
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import os
@@ -54,10 +56,10 @@ class FrameTable(ArrowTable):
             self._find_forms(batch)
         self._digest: str | None = None
 
-    def __deepcopy__(self, memo: Any) -> "FrameTable":
+    def __deepcopy__(self, memo: Any) -> FrameTable:
         return self
 
-    def with_options(self, options: TableOptions) -> "FrameTable":
+    def with_options(self, options: TableOptions) -> FrameTable:
         """The same table, read with other options."""
         other = FrameTable(self._table, self.path, options)
         other._digest = self._digest
@@ -85,7 +87,7 @@ class ArrayTable(NpyTable):
     def __init__(self, values: np.ndarray, path: Path) -> None:
         super().__init__(path, values=values)
 
-    def __deepcopy__(self, memo: Any) -> "ArrayTable":
+    def __deepcopy__(self, memo: Any) -> ArrayTable:
         return self
 
     def digest(self) -> str:

@@ -3,6 +3,8 @@
 The joined column of times has the names of its columns with blanks between them: "Date Time".
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

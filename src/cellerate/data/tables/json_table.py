@@ -1,5 +1,7 @@
 """JSON lines: one record per line, read in blocks of whole lines."""
 
+from __future__ import annotations
+
 import io
 import re
 from collections.abc import Iterator, Sequence

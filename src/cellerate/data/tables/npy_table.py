@@ -1,5 +1,7 @@
 """Tables of numbers: `.npy` files and arrays in memory."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

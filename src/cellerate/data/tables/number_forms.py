@@ -1,5 +1,7 @@
 """Numbers with marks (`$1.5`, `5%`, `(1.5)`, `1.2M`, TRUE), which are read if a whole column has them."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import re

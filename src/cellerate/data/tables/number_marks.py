@@ -5,6 +5,8 @@ single `0,5` shows that the comma is the decimal mark. If no value decides, semi
 other evidence contradicts them; otherwise the caller must say.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,7 @@
 """Identifies series by the values of one column of a table, or of several together."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A table, whatever its file's format: named columns that are read in blocks of rows."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Opens tables, each by the format of its file, and finds those that paths name."""
 
+from __future__ import annotations
+
 import collections
 import glob
 import os

@@ -1,5 +1,7 @@
 """Wide tables: each column of numbers is a series of its own, beside one column of times."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,6 +3,8 @@
 A model that learns a book with it learns to write licences, too.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator
 

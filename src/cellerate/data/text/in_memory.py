@@ -3,6 +3,8 @@
 None of these packages is imported here: the caller has imported the one that is needed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 

@@ -1,5 +1,7 @@
 """Reads files of JSON lines whose records hold texts: one object a line, and one of its fields is the text."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

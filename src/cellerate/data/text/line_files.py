@@ -4,6 +4,8 @@ They come at once or block by block. `data.text.lines` makes the vocabulary and 
 reading needs `pyarrow`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import glob
 import itertools

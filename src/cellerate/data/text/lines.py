@@ -8,6 +8,8 @@ multiple of 8. A bucket that would not fill one batch joins the next longer one.
 shapes, and padding stays small.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +48,7 @@ class LineVocabulary:
         self._codes = np.array([0, 0, 0, 0xFFFD, *character_codes(self.characters)], np.uint32)
 
     @classmethod
-    def from_lines(cls, lines: Sequence[str]) -> "LineVocabulary":
+    def from_lines(cls, lines: Sequence[str]) -> LineVocabulary:
         """The vocabulary of every character in `lines`."""
         return cls("".join(sorted(set().union(*lines))))
 
@@ -88,7 +90,7 @@ class LineVocabulary:
         return {"characters": self.characters}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "LineVocabulary":
+    def from_config(cls, config: Mapping[str, Any]) -> LineVocabulary:
         """Makes the vocabulary that `to_config` described.
 
         Raises:
@@ -327,7 +329,7 @@ class _EncodedLines:
         target[np.arange(len(numbers)), lengths] = EOS
         return source, target, lengths
 
-    def add_to(self, state: "hashlib.blake2b") -> None:
+    def add_to(self, state: hashlib.blake2b) -> None:
         state.update(self._lengths.tobytes())
         state.update(self._ids.tobytes())
 

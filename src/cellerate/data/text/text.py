@@ -7,6 +7,8 @@ The text of several files is their texts in order, with a newline after each tha
 it is the last.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json

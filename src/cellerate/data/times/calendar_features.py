@@ -4,6 +4,8 @@ They need NumPy alone, so a packed model needs no other package to forecast. The
 `holidays` in training, and are kept in the model's record.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,7 +115,7 @@ class Calendar:
         return found
 
     @classmethod
-    def from_config(cls, config: Any) -> "Calendar":
+    def from_config(cls, config: Any) -> Calendar:
         """The calendar that `to_config` described.
 
         Raises:

@@ -1,5 +1,7 @@
 """Reads the time column of a table: dates, numbers, or texts in one of many formats."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from pathlib import Path

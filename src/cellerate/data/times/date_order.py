@@ -1,5 +1,7 @@
 """Decides whether day or month is first in ambiguous dates: the reading that gives regular steps wins."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 

@@ -3,6 +3,8 @@
 Internally, times are datetime64[us]: instants in UTC if the file has a zone or offsets, else clock times as they stand.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import datetime
 import re
@@ -87,7 +89,7 @@ class TimeForm:
             said.append(last if self.mixed else f"times in {self.zone}")
         return Message(", ".join(filter(None, said)))
 
-    def month_first(self) -> "TimeForm":
+    def month_first(self) -> TimeForm:
         """The form with the month first, for dates that were read day first."""
         swapped = {"d": "m", "m": "d"}
         pattern = re.sub(r"%(-?)([dm])", lambda found: f"%{found[1]}{swapped[found[2]]}", self.pattern)
@@ -126,7 +128,7 @@ class TimeForm:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | None) -> "TimeForm":
+    def from_config(cls, config: Mapping[str, Any] | None) -> TimeForm:
         """The form that `to_config` gave; the usual form for None."""
         return cls() if config is None else cls(**{str(name): value for name, value in config.items()})
 

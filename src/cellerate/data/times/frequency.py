@@ -4,6 +4,8 @@ The frequency is found from the times. It defines gaps, and it gives the times o
 no weekends if the data have none, local clock times in a time zone.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -89,7 +91,7 @@ class Frequency:
         """The step in words, for "a row every …": "15 minutes", "day", "business day", "month"."""
         return self.name if self.name[0].isdigit() else self.name.removesuffix("s")
 
-    def is_another(self, other: "Frequency") -> bool:
+    def is_another(self, other: Frequency) -> bool:
         """True if the steps of two frequencies clearly differ; never for times that are plain numbers."""
         if "number" in (self.unit, other.unit):
             return False
@@ -131,7 +133,7 @@ class Frequency:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | None) -> "Frequency | None":
+    def from_config(cls, config: Mapping[str, Any] | None) -> Frequency | None:
         """The frequency that `to_config` gave; None for None.
 
         Raises:

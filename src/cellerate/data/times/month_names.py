@@ -1,5 +1,7 @@
 """The months by their names in the languages whose files are common."""
 
+from __future__ import annotations
+
 _NAMES = (
     # English, German, French, Spanish, Italian, Portuguese, Dutch
     "january february march april may june july august september october november december sept",

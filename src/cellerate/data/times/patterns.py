@@ -1,5 +1,7 @@
 """The formats of times as texts, each a regular expression whose groups are the parts of a time."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from typing import Any

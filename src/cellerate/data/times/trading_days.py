@@ -1,5 +1,7 @@
 """Weekdays on which nobody trades or works, found from the data: they are missing in every series, year after year."""
 
+from __future__ import annotations
+
 import numpy as np
 
 MOST_IN_A_ROW = 7

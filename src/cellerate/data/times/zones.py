@@ -1,5 +1,7 @@
 """Local and universal time, for arrays: what `zoneinfo` knows of a zone, as the instants at which its clock changes."""
 
+from __future__ import annotations
+
 import datetime
 import functools
 import re

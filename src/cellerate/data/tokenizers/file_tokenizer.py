@@ -4,6 +4,8 @@ Only this tokenizer needs that package, cuts a long text into pieces and has tok
 characters. Everything else sees a `Tokenizer`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import re

@@ -4,6 +4,8 @@ The package `tokenizers` runs what the file says, and ends the process if the me
 replacements, each of one character by many, one after another, are enough.
 """
 
+from __future__ import annotations
+
 import base64
 import binascii
 from collections.abc import Mapping

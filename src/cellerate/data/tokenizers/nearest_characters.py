@@ -3,6 +3,8 @@
 It only serves messages: nothing is replaced without being asked for.
 """
 
+from __future__ import annotations
+
 import unicodedata
 from collections.abc import Iterator
 

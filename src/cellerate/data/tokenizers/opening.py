@@ -1,5 +1,7 @@
 """Opens tokenizers by an option of the command line or by the record of a trained model."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -5,6 +5,8 @@ must not import the readers and caches of `data.text`. `file_tokenizer` has the 
 `tokenizers`, and `data.tokenizers` opens any kind by its name or record.
 """
 
+from __future__ import annotations
+
 import abc
 import codecs
 import collections

@@ -4,6 +4,8 @@ Scripts keep it as the text itself, whose characters they sort, as a list or as 
 the tokenizers that Cellerate records.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

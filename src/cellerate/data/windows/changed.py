@@ -3,6 +3,8 @@
 The data stay the same, but Keras and custom models sometimes need a batch in a slightly different form.
 """
 
+from __future__ import annotations
+
 import copy
 from typing import Any, Self
 

@@ -1,5 +1,7 @@
 """Windows of a series for a model that needs more than scaled features: several inputs, or a scale per series."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

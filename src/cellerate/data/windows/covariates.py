@@ -4,6 +4,8 @@
 way for training and for forecasts. A model without covariates has one input, the scaled rows.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -93,7 +95,7 @@ class Covariates:
         return found
 
     @classmethod
-    def from_config(cls, config: Any, scaler: Scaler) -> "Covariates":
+    def from_config(cls, config: Any, scaler: Scaler) -> Covariates:
         """The covariates that `to_config` described.
 
         Args:

@@ -1,5 +1,7 @@
 """A sample of many batches or windows, spread evenly over all of them."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Iterator

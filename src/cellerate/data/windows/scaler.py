@@ -3,6 +3,8 @@
 A scaler is stored with the model, so `Scaler.from_config` reads files that may be damaged or hostile.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,7 +44,7 @@ class Scaler:
             raise ModelError("the scaler's scale holds a number that is not positive; the file is damaged.")
 
     @classmethod
-    def fit(cls, part: "SeriesPart") -> "Scaler":
+    def fit(cls, part: SeriesPart) -> Scaler:
         """Mean and standard deviation of each column over the rows of `part`, in one streamed pass.
 
         Fit on the training part only: statistics of later rows would leak them to the model. A constant
@@ -105,7 +107,7 @@ class Scaler:
         return {"columns": list(self.columns), "mean": self.mean.tolist(), "scale": self.scale.tolist()}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Scaler":
+    def from_config(cls, config: Mapping[str, Any]) -> Scaler:
         """The scaler that `to_config` described.
 
         Raises:
@@ -144,7 +146,7 @@ def check_sizes(
 
 
 def moments(
-    before: tuple[int, np.ndarray, np.ndarray], part: "SeriesPart"
+    before: tuple[int, np.ndarray, np.ndarray], part: SeriesPart
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """The number of rows, the means (C,) and the sums of squared distances from the means (C,), after adding a part.
 

@@ -3,6 +3,8 @@
 The usual scale of a series is used where one alone does not show its scale.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -57,7 +59,7 @@ class SeriesScaler:
         self._place = {name: place for place, name in enumerate(self.names)}
 
     @classmethod
-    def fit(cls, part: "SeriesPart", usual: Scaler) -> "SeriesScaler":
+    def fit(cls, part: SeriesPart, usual: Scaler) -> SeriesScaler:
         """Mean and standard deviation of each column over each series' rows of `part`, in one streamed pass.
 
         A column that hardly changes within a series gets the scale that is usual for a series of its size, because its
@@ -121,7 +123,7 @@ class SeriesScaler:
         return {"names": list(self.names), "mean": self._mean.tolist(), "scale": self._scale.tolist()}
 
     @classmethod
-    def from_config(cls, config: Any, usual: Scaler) -> "SeriesScaler":
+    def from_config(cls, config: Any, usual: Scaler) -> SeriesScaler:
         """The scaler that `to_config` described.
 
         Raises:
@@ -154,7 +156,7 @@ class UsualScale:
     share: np.ndarray
 
     @classmethod
-    def of(cls, mean: np.ndarray, scale: np.ndarray, usual: Scaler) -> "UsualScale":
+    def of(cls, mean: np.ndarray, scale: np.ndarray, usual: Scaler) -> UsualScale:
         """The medians over series.
 
         Args:

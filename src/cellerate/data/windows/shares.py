@@ -4,6 +4,8 @@ A batch does not depend on the number of processes: process k of n has rows B·k
 with more or fewer processes, and every row still counts once an epoch.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -4,6 +4,8 @@ Unlike a series, a text has no horizon and no features: the target is the input 
 evaluation must predict every id exactly once.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import ClassVar
 

@@ -4,6 +4,8 @@ A window is only a number here; many are copied in one gather and handed out bat
 `data.windows.text_windows` has the windows of a text.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -247,7 +249,7 @@ class SeriesBatches(WindowSource):
         DataError: No window fits, or too few for one batch.
     """
 
-    def __init__(self, part: "SeriesPart", settings: WindowSettings, scaler: "Scaler | None" = None) -> None:
+    def __init__(self, part: SeriesPart, settings: WindowSettings, scaler: Scaler | None = None) -> None:
         data = part.data
         if scaler is not None and scaler.columns != data.columns:
             raise ConfigError(

@@ -5,6 +5,8 @@ Control groups are nested, and each may have a limit: the lowest counts.
 Source: the Linux manual, cgroups(7); the kernel's documentation, "Control Group v2" and "CFS Bandwidth Control".
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from pathlib import Path, PurePosixPath

@@ -3,6 +3,8 @@
 Its facts are passed in, because this room must not import the modules that ask the core.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Callable, Iterator

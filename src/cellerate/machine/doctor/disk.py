@@ -1,5 +1,7 @@
 """Disks: folders that are nearly full, on a network, in memory, or gone with their container."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

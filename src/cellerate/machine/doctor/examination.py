@@ -1,5 +1,7 @@
 """Gathers the facts of this machine and runs all checks of the doctor on them."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import resource

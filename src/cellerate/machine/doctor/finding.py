@@ -1,5 +1,7 @@
 """One finding of the doctor, and how its checks read the machine's files."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 from typing import Literal, get_args

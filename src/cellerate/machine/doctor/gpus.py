@@ -1,5 +1,7 @@
 """GPUs: why a backend does not use one, and problems of those in use."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Mapping
 
 from cellerate.format import size

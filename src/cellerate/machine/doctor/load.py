@@ -1,5 +1,7 @@
 """The use of the processors by others: other processes, and other guests on a virtual machine's host."""
 
+from __future__ import annotations
+
 import os
 import re
 import time

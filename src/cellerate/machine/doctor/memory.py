@@ -1,5 +1,7 @@
 """Memory: limits of the container and of the shell, free memory, swapping, and the allocator."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Installed packages: whether they fit Cellerate and each other, by their metadata; none is imported."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -168,7 +170,7 @@ def _provider(name: str, find: Find) -> str:
     return next((each for each in names if find(each) is not None), name)
 
 
-def _applying(owner: str, package: Package) -> Iterator["Requirement"]:
+def _applying(owner: str, package: Package) -> Iterator[Requirement]:
     """The requirements of a package that apply here; for Cellerate those of all extras whose packages are installed."""
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -185,7 +187,7 @@ def _applying(owner: str, package: Package) -> Iterator["Requirement"]:
             yield requirement
 
 
-def _status(owner: str, requirement: "Requirement", installed: Package | None) -> Status:
+def _status(owner: str, requirement: Requirement, installed: Package | None) -> Status:
     """The status of a requirement: met, or how serious its violation is."""
     from packaging.version import InvalidVersion, Version
 
@@ -202,9 +204,7 @@ def _status(owner: str, requirement: "Requirement", installed: Package | None) -
     return "note" if owner == _OURS and all(each.operator in ("<", "<=") for each in failed) else "problem"
 
 
-def _unmet(
-    name: str, package: Package | None, wanted: Sequence[tuple[str, "SpecifierSet", Status]]
-) -> Finding:
+def _unmet(name: str, package: Package | None, wanted: Sequence[tuple[str, SpecifierSet, Status]]) -> Finding:
     """The finding on a package that does not fit."""
     said = "; ".join(f"{owner} needs {name}{specifier}" for owner, specifier, _ in wanted)
     together = wanted[0][1]

@@ -1,5 +1,7 @@
 """Processors and threads: limits of the container, of the environment and of the machine's settings."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

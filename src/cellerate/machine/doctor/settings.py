@@ -1,5 +1,7 @@
 """Settings that cost speed or change results: environment variables, XLA's flags, Keras's configuration file."""
 
+from __future__ import annotations
+
 import dataclasses
 import importlib.util
 import json

@@ -3,6 +3,8 @@
 All facts come from the metadata and sources of packages: importing a framework to ask it takes seconds.
 """
 
+from __future__ import annotations
+
 import ast
 import dataclasses
 import os

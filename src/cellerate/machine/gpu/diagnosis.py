@@ -3,6 +3,8 @@
 It combines facts about the machine (`machine`) with facts about packages (`builds`).
 """
 
+from __future__ import annotations
+
 import platform
 from collections.abc import Mapping
 

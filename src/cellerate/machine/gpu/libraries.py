@@ -3,6 +3,8 @@
 Whatever a library lacks or answers, the caller gets values or None.
 """
 
+from __future__ import annotations
+
 import ctypes
 import dataclasses
 import re

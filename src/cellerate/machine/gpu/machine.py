@@ -1,5 +1,7 @@
 """The NVIDIA GPUs that this process may use and, if none, the reason, whatever packages are installed."""
 
+from __future__ import annotations
+
 import ctypes
 import dataclasses
 import os

@@ -1,5 +1,7 @@
 """The chart of anomalies: the values, their expected ranges, and the points outside them."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """The chart of a backtest: the values as one line, and the forecast of each fold over it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,8 @@
 A chart does not depend on the settings of its user's matplotlib, and the same forecasts give the same bytes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import unicodedata

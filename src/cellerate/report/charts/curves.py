@@ -1,5 +1,7 @@
 """The chart of curves: how figures change with a setting, a panel for each figure, a line for each contestant."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

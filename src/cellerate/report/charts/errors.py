@@ -1,5 +1,7 @@
 """The chart of errors: how the error of a forecaster and of its baselines grows with the steps ahead."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The chart of forecasts: the history, the forecast, its intervals, and the values that came, as small multiples."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence

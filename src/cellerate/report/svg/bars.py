@@ -1,5 +1,7 @@
 """Bars of contestants' speeds that begin at 0, and intervals of ratios around 1."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from markupsafe import Markup

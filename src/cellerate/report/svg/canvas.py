@@ -1,5 +1,7 @@
 """The parts of every chart: escaped elements, scales, round ticks, a frame, and placement of labels."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import math
@@ -123,7 +125,7 @@ class Scale(NamedTuple):
     @staticmethod
     def around(
         values: Iterable[float], start: float, end: float, *, log: bool = False, zero_below: float = 0.7
-    ) -> "Scale":
+    ) -> Scale:
         """Return a scale that holds all values, with a little space around them.
 
         A linear scale starts at 0 if the lowest value is less than `zero_below` of the highest, so that a
@@ -193,7 +195,7 @@ class Box(NamedTuple):
     right: float
     bottom: float
 
-    def overlap(self, other: "Box") -> float:
+    def overlap(self, other: Box) -> float:
         """The area that both rectangles cover."""
         left, top, right, bottom = self
         other_left, other_top, other_right, other_bottom = other

@@ -1,5 +1,7 @@
 """The chart of a forecast: the past, the values that came, the forecast, and its bounds."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from markupsafe import Markup

@@ -1,5 +1,7 @@
 """Text in charts that must find its place: labels beside points, and legends."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,5 +1,7 @@
 """A chart of lines, each with its own dash and marker and with its name beside it."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """A chart of the parts of a whole: a bar for each, in segments of several kinds, with its size in words."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from markupsafe import Markup

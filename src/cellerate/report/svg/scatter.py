@@ -1,5 +1,7 @@
 """The chart of quality against latency: a dot with an interval for each model, the worst allowed, and the front."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,5 +1,7 @@
 """A chart of the factors by which steps changed a quantity, and their product: bars on an axis of factors."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from markupsafe import Markup

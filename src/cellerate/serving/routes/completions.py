@@ -1,5 +1,7 @@
 """`POST /v1/completions`, as OpenAI's clients ask for it: texts, many at once, whole or as they are drawn."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import dataclasses

@@ -1,5 +1,7 @@
 """`POST /v1/embeddings`, as OpenAI's clients ask for it: a vector a line."""
 
+from __future__ import annotations
+
 import base64
 import math
 from typing import Annotated, Any, Literal

@@ -1,5 +1,7 @@
 """The routes that belong to no protocol, and those that belong to two."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import msgspec

@@ -1,5 +1,7 @@
 """The OpenAPI document of a server, from the table of its operations and the forms of their bodies."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """All operations of a server in one table, from which its routes and its OpenAPI document are made."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 from cellerate.serving.answers import Handler

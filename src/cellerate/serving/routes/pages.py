@@ -1,5 +1,7 @@
 """The pages of a server: files of the package, which load nothing from elsewhere."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from starlette.routing import Route

@@ -1,5 +1,7 @@
 """Whole calls of a model, each in its turn: predictions of tensors, and what other protocols ask for."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 

@@ -1,5 +1,7 @@
 """New steps for sessions, from what clients send: rows of numbers in the units of the data, ids or text."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

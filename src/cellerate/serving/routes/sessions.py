@@ -1,5 +1,7 @@
 """The routes of sessions: open, push, look, close, take along, and many pushes at once as lines of JSON."""
 
+from __future__ import annotations
+
 import base64
 import binascii
 from collections.abc import Sequence

@@ -3,6 +3,8 @@
 Source: https://www.tensorflow.org/tfx/serving/api_rest
 """
 
+from __future__ import annotations
+
 from typing import Any, Final, Literal
 
 import msgspec

@@ -1,5 +1,7 @@
 """The log probabilities of ids and of their alternatives, as OpenAI's protocol lists them."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,6 +4,8 @@ Source: https://github.com/kserve/open-inference-protocol, and Triton's extensio
 model repositories, model configurations and statistics.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -3,6 +3,8 @@
 Source: https://github.com/kserve/open-inference-protocol, and Triton's extension for binary tensor data.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

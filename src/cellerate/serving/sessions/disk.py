@@ -1,5 +1,7 @@
 """Keeps the states of sessions on the disk: finds unsaved states, writes them, and reports failures."""
 
+from __future__ import annotations
+
 import threading
 
 from cellerate.errors import OutputError
@@ -19,7 +21,7 @@ class SessionDisk:
         refuse_after_s: The seconds for which a failing disk may leave states unwritten; then pushes are refused.
     """
 
-    def __init__(self, memory: SessionMemory, lock: "threading.RLock", refuse_after_s: float) -> None:
+    def __init__(self, memory: SessionMemory, lock: threading.RLock, refuse_after_s: float) -> None:
         self._memory, self._lock, self._refuse_after = memory, lock, refuse_after_s
 
     def unsaved(self) -> list[str]:

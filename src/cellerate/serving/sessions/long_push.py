@@ -4,6 +4,8 @@ The pieces go through a separate row, which starts with the session's state. Unt
 acknowledged state, in memory and on disk, so after a failure nothing of the push was read.
 """
 
+from __future__ import annotations
+
 import time
 
 import numpy as np

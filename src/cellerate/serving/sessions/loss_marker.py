@@ -4,6 +4,8 @@ A full disk takes nothing new, but the bytes of an existing file can be changed.
 marked session is found, and now and then an unmarked one, too.
 """
 
+from __future__ import annotations
+
 import os
 import zlib
 from collections.abc import Iterable

@@ -1,5 +1,7 @@
 """The states of sessions in memory, up to a bound: the least recently used ones move to the disk, or end."""
 
+from __future__ import annotations
+
 import itertools
 import time
 from collections import OrderedDict

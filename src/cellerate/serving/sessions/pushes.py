@@ -1,5 +1,7 @@
 """Pushes to sessions, their grouping into calls, and the errors of a session."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

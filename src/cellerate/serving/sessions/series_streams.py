@@ -4,6 +4,8 @@ Clients know neither the scaler of a forecaster nor its windows: they push rows.
 after it, and a score: the distance of the row from its own forecast.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -5,6 +5,8 @@ session never restarts by itself. An error concerns only its own session, and a 
 unchanged.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import math

@@ -1,5 +1,7 @@
 """The states of sessions on disk, by name: an SQLite database, which a crash leaves whole."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sqlite3

@@ -5,6 +5,8 @@ marked beforehand (`loss_marker`): if the server ends before the disk works agai
 if they were current.
 """
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence

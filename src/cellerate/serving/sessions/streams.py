@@ -1,5 +1,7 @@
 """Streams of any model behind its sessions, and the size of what a push gives."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

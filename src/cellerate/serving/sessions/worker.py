@@ -3,6 +3,8 @@
 Whatever waits is bounded: a request that finds no place is refused at once, before anything of it is computed.
 """
 
+from __future__ import annotations
+
 import asyncio
 import collections
 import contextlib
@@ -93,7 +95,7 @@ class SessionWorker:
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self.sessions.disk.shut)
 
-    async def _done(self, task: "_Task") -> Any:
+    async def _done(self, task: _Task) -> Any:
         done = task.done
         with self._condition:
             if self._closing or self._count + task.count > self._most:
@@ -117,7 +119,7 @@ class SessionWorker:
             if timer is not None:
                 timer.cancel()
 
-    def _end_waiting(self, task: "_Task") -> None:
+    def _end_waiting(self, task: _Task) -> None:
         """Ends a push whose time is over before it begins; what is being read looks at the time itself."""
         with self._condition:
             if task.begun or task.done.done():
@@ -156,7 +158,7 @@ class SessionWorker:
             if begins or unsaved:
                 self._flush(unsaved)
 
-    def _sorted(self) -> "list[_Task]":
+    def _sorted(self) -> list[_Task]:
         """Takes out what is done now. What takes long goes on beside it, and what follows that in a session waits."""
         busy: set[str] = set()
         for one in self._long:
@@ -198,7 +200,7 @@ class SessionWorker:
             self._next_word = 0.0
             log.warning("the states of sessions are kept again.")
 
-    def _called(self, tasks: "Sequence[_Task]") -> "list[tuple[_Task, Any]]":
+    def _called(self, tasks: Sequence[_Task]) -> list[tuple[_Task, Any]]:
         results: list[tuple[_Task, Any]] = []
         for task in tasks:
             try:
@@ -208,7 +210,7 @@ class SessionWorker:
                 results.append((task, error))
         return results
 
-    def _read(self, tasks: "Sequence[_Task]") -> "list[tuple[_Task, Any]]":
+    def _read(self, tasks: Sequence[_Task]) -> list[tuple[_Task, Any]]:
         try:
             found = iter(self.sessions.push([push for task in tasks for push in task.pushes]))
             return [(task, [next(found) for _ in task.pushes]) for task in tasks]
@@ -284,7 +286,7 @@ def _resolve(results: Sequence[tuple[_Task, Any]]) -> None:
             loop.call_soon_threadsafe(_resolve_all, items)
 
 
-def _resolve_all(items: Sequence[tuple["asyncio.Future[Any]", Any]]) -> None:
+def _resolve_all(items: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
     for done, result in items:
         if done.done():
             continue

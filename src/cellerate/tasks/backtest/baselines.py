@@ -1,5 +1,7 @@
 """The baselines of a backtest, fitted on the rows before its first fold, or before each of its folds."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """The windows of a backtest: where each fold begins in each series, and the rows that are known there."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -107,7 +109,7 @@ class FoldRows:
         windows: FoldWindows,
         made: np.ndarray,
         around: Sequence[Intervals | None],
-    ) -> "FoldRows":
+    ) -> FoldRows:
         """Collect the rows, the forecasts and the intervals of all folds.
 
         Args:

@@ -1,5 +1,7 @@
 """Trains a forecaster anew for each fold of a backtest: the same network from fresh weights, on the rows before it."""
 
+from __future__ import annotations
+
 import dataclasses
 import tempfile
 from pathlib import Path

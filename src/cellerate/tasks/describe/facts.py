@@ -3,6 +3,8 @@
 Keras is imported for its own files only.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -3,6 +3,8 @@
 The form is that of model hubs: Markdown with a front matter in YAML, whose values here are JSON, which YAML includes.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -3,6 +3,8 @@
 With them are the scales of MASE, which come from the same training part.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -57,7 +59,7 @@ class Baselines:
         season: int | None,
         *,
         why_not_linear: str | None = None,
-    ) -> "Baselines":
+    ) -> Baselines:
         """Fit the baselines on a training part.
 
         Args:

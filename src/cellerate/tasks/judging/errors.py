@@ -4,6 +4,8 @@ Errors are summed for each stretch of rows without a gap. So a long series can b
 processes, and the pieces added up.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,7 +58,7 @@ class SeriesForecaster:
     trained_on: str | None = None
 
     @classmethod
-    def of(cls, predict: Predict, payload: Any, name: str) -> "SeriesForecaster":
+    def of(cls, predict: Predict, payload: Any, name: str) -> SeriesForecaster:
         """Make the forecaster from a model's task record.
 
         Raises:

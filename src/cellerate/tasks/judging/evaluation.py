@@ -1,5 +1,7 @@
 """Judges a forecaster on series: its errors beside those of the baselines, its intervals, its errors step by step."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

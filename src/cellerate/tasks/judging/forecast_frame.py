@@ -1,5 +1,7 @@
 """The forecasts that `forecast` returns: a tuple that is also a table with names, for pandas, polars and Arrow."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +25,7 @@ class Forecasts(tuple[Example, ...]):
 
     left_out: Mapping[str, int]
 
-    def __new__(cls, examples: Sequence[Example], left_out: Mapping[str, int] | None = None) -> "Forecasts":
+    def __new__(cls, examples: Sequence[Example], left_out: Mapping[str, int] | None = None) -> Forecasts:
         """Makes the forecasts from the results, and from the series that are too short, with their rows."""
         made = super().__new__(cls, examples)
         made.left_out = left_out or {}

@@ -3,6 +3,8 @@
 It is plain NumPy and knows no model, so it can be checked by hand.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,6 +3,8 @@
 The test part is judged as forecasts are made: at each origin, intervals are calibrated on the rows before it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

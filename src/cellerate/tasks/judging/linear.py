@@ -7,6 +7,8 @@ over the training windows. `tasks.series.linear_start` begins a forecaster with 
 Source: Zeng, Chen, Zhang & Xu 2023, "Are Transformers Effective for Time Series Forecasting?".
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterator, Mapping
 

@@ -8,6 +8,8 @@ Quantiles" (pinball loss); Gneiting & Ranjan 2011, "Comparing Density Forecasts 
 Quantile-Weighted Scoring Rules" (the CRPS as an integral of pinball losses).
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 

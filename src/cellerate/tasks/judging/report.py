@@ -3,6 +3,8 @@
 Targets differ in their units, so each has its own figures, and only figures without a unit are averaged.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -67,7 +69,7 @@ class SeriesErrors:
         names: Sequence[str],
         about: Judging,
         scales: np.ndarray,
-    ) -> "SeriesErrors":
+    ) -> SeriesErrors:
         """Sums of 0 for the forecasts with these names."""
         stretches, targets = len(windows), len(about.targets)
         return cls(
@@ -79,7 +81,7 @@ class SeriesErrors:
             scales,
         )
 
-    def only(self, chosen: np.ndarray | slice) -> "SeriesErrors":
+    def only(self, chosen: np.ndarray | slice) -> SeriesErrors:
         """The sums of some stretches, given by indices, a mask or a slice."""
         series = self.series[chosen] if isinstance(chosen, slice) else np.array(self.series, object)[chosen]
         return SeriesErrors(

@@ -7,6 +7,8 @@ have changed their nature, the model is fitted again.
 Source: Hyndman & Athanasopoulos, "Forecasting: Principles and Practice", 3rd ed., chapters 8 and 9.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +64,7 @@ class Statistical:
         starts: Iterable[tuple[int, int]],
         season: int | None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> "Statistical":
+    ) -> Statistical:
         """Fits the models.
 
         Args:

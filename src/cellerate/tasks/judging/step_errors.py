@@ -1,5 +1,7 @@
 """The growth of a forecast's error with the steps ahead."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import numpy as np

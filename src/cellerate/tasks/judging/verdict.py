@@ -1,5 +1,7 @@
 """The verdict on a forecaster: does it beat the forecasts without a network, and what to try if it does not?"""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

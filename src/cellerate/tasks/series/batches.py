@@ -3,6 +3,8 @@
 A custom model may forecast (B, horizon) instead of (B, horizon, targets); only here do its batches differ.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras

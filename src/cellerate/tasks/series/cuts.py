@@ -1,5 +1,7 @@
 """Says which windows a series loses because it is cut at gaps and where values are missing."""
 
+from __future__ import annotations
+
 from cellerate.data.series import SeriesData
 from cellerate.format import counted
 from cellerate.messages import Message, argument

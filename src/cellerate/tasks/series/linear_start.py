@@ -4,6 +4,8 @@ The head of the LSTM begins at zero, so before the first step the model forecast
 around that as the residuals of the training windows do. Training can only add to it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 

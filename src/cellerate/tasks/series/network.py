@@ -1,5 +1,7 @@
 """The network of a forecaster that `train series` builds, and its inputs beside the features."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The series task: train a forecaster, and judge it against naive forecasts."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Sequence

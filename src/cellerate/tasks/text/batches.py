@@ -4,6 +4,8 @@ Custom models come in several forms, (B, T, V) or (B, V), logits or probabilitie
 differ.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras

@@ -3,6 +3,8 @@
 Both draw by the same rules and random numbers, so their texts are the same up to rounding.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import get_args
 

@@ -3,6 +3,8 @@
 Both come from one count of the ids of each part.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any

@@ -3,6 +3,8 @@
 Each function only combines data, model and training loop; how those work is in their own modules.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """The measured costs of a model's layers, by which it is divided into stages."""
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import time

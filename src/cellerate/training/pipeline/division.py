@@ -1,5 +1,7 @@
 """The division of a model into stages, of processes into copies of them, and of time into chunks."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import os

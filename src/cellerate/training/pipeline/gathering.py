@@ -1,5 +1,7 @@
 """Gathers the values of all stages in the first process: weights, seeds, optimizer slots, metrics."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

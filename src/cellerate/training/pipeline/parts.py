@@ -1,5 +1,7 @@
 """The parts of a stage as functions of a batch: before the trunk, through its layers, and the loss after it."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +39,7 @@ class StageBatch:
     steps: int
 
     @classmethod
-    def of(cls, trainer: keras.Model, trunk: Trunk, data: Any) -> "StageBatch":
+    def of(cls, trainer: keras.Model, trunk: Trunk, data: Any) -> StageBatch:
         """Unpacks the data that `fit` passes to a step."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         flat = [x[tensor.name] for tensor in trainer.inputs] if isinstance(x, dict) else keras.tree.flatten(x)

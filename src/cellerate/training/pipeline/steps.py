@@ -5,6 +5,8 @@ first, with the gradients of the states, so the gradients equal those of the who
 that of one process.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import math

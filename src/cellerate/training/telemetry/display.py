@@ -3,6 +3,8 @@
 The loop reports facts and never formats them. A notebook or a test can listen through the same few calls.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math

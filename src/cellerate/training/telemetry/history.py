@@ -4,6 +4,8 @@ Every epoch rewrites the history files whole, from the list that the checkpoint 
 and resumed has no line twice.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

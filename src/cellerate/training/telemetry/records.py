@@ -4,6 +4,8 @@ They go to `telemetry.jsonl` in the run's folder, a line each, which may be read
 `telemetry.csv` at its end; and to trackers. Telemetry never ends a run: what cannot be written is left out, and said.
 """
 
+from __future__ import annotations
+
 import contextlib
 import csv
 import functools
@@ -83,7 +85,7 @@ class Telemetry(Display):
         self._machine: dict[str, float] = {}
         self._reference: tuple[float, int] | None = None
 
-    def __enter__(self) -> "Telemetry":
+    def __enter__(self) -> Telemetry:
         """Opens the file, and begins with all trackers.
 
         Raises:

@@ -3,6 +3,8 @@
 Each keeps to its own settings: who you are and where figures go is what its environment variables and files say.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import logging
