@@ -289,3 +289,33 @@ def grown(seed: int) -> keras.Model:
 @pytest.mark.parametrize("seed", range(20))
 def test_masks_of_a_random_graph_are_those_of_keras(seed: int) -> None:
     check(grown(seed), [masked_batch(seed), masked_batch(seed + 100)])
+
+
+def functional(kind: str, values: Any) -> keras.Model:
+    """A model of an LSTM, or of one for each of two inputs."""
+    tensors = values if isinstance(values, list) else [values]
+    inputs = [keras.Input(value.shape[1:]) for value in tensors]
+    made = [layers.LSTM(F, return_sequences=True)(x) for x in inputs]
+    if kind == "sequential":
+        return keras.Sequential([inputs[0], layers.LSTM(F, return_sequences=True)])
+    return keras.Model(inputs if isinstance(values, list) else inputs[0], made[0] if len(made) == 1 else made)
+
+
+@pytest.mark.backends
+@pytest.mark.parametrize("kind", ["functional", "sequential", "two"])
+@pytest.mark.parametrize("order", ["heads-first", "heads-last", "heads-between"])
+@pytest.mark.parametrize("join", ["multiply", "maximum", "attention"])
+def test_nested_model_keeps_a_mask_that_attention_heads_remove(kind: str, order: str, join: str) -> None:
+    def made(values: list[Any]) -> list[Any]:
+        x, found = values[0], []
+        given = values if kind == "two" else x
+        steps = ["nested", "heads"] if order == "heads-last" else ["heads", "nested"]
+        for step in [*steps, "nested"] if order == "heads-between" else steps:
+            if step == "heads":
+                found.append(layers.MultiHeadAttention(2, 3)(x, x))
+            else:
+                found += keras.tree.flatten(functional(kind, given)(given))
+        # Whether the mask is still on the tensor for what reads it afterwards.
+        return [*found, JOINS[join]()([x, found[0]])]
+
+    check(model_of(made, [True, True]), [masked_batch(1), masked_batch(2)])

@@ -196,7 +196,10 @@ class ProgramReading(Visitor[ProgramValue]):
         }
         graph = own_graph(operation)
         if graph is not None:
-            return Inner(graph, _inner_inputs(graph, arguments), call.path)
+            inputs = _inner_inputs(graph, arguments)
+            # Keras puts the masks that it passes to a model on the tensors themselves.
+            self._without_mask -= {value.number for value in inputs if value.mask is not None}
+            return Inner(graph, inputs, call.path)
         mask = _mask_argument(arguments)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         boolean = tensors[0].dtype == "bool"
