@@ -2,6 +2,7 @@
 
 import signal
 
+import keras
 import numpy as np
 import pytest
 
@@ -36,13 +37,19 @@ def test_train_resumed_within_an_epoch_has_the_same_curve(tmp_path, step, carry)
 
     step = len(source()) if step == "last" else step
     common = {"validation": None if carry else held_out(), "carry": carry, "clipnorm": 1.0, "epochs": 3}
-    run(tmp_path / "whole.keras", source=source(), **common)
-    cut = run(tmp_path / "cut.keras", source=source(), display=StopAt(1, step), **common)
+
+    def trained(name, **further):
+        metrics = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+        return run(tmp_path / name, source=source(), metrics=metrics, **common, **further)
+
+    trained("whole.keras")
+    cut = trained("cut.keras", display=StopAt(1, step))
     assert cut.status == "interrupted"
     position = CheckpointFolder(cut.folder).newest().position
     assert (position.epoch, position.batch) == ((1, step) if step < len(source()) else (2, 0))
-    again = run(tmp_path / "cut.keras", source=source(), resume=True, **common)
+    again = trained("cut.keras", resume=True)
     assert again.status == "finished"
+    assert all(0 < accuracy < 1 for *_, accuracy, _ in losses(tmp_path / "cut.keras"))
     assert curve(tmp_path / "cut.keras") == curve(tmp_path / "whole.keras")
     assert losses(tmp_path / "cut.keras") == losses(tmp_path / "whole.keras")
     one, other = (load_model(tmp_path / f"{name}.keras")[0] for name in ("whole", "cut"))

@@ -417,6 +417,9 @@ def _fit_parts(
         with contextlib.ExitStack() as opened:
             batches = KerasBatches(source, start=start, epoch=epoch)
             conductor.begin_part(start, checkpoint if start else None, batches)
+            if start:
+                # TensorFlow builds metrics in the first step, which is too late to restore their sums.
+                trainer._symbolic_build(data_batch=source.batch(epoch, start))
             held_out = KerasBatches(validation) if validation is not None else None
             for feed in filter(None, (batches, held_out)):
                 opened.callback(feed.close)

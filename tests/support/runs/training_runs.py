@@ -21,7 +21,16 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def run(
-    output, *, model=None, source=None, validation=None, display=None, carry=False, sample=None, **settings
+    output,
+    *,
+    model=None,
+    source=None,
+    validation=None,
+    display=None,
+    carry=False,
+    sample=None,
+    metrics=(),
+    **settings,
 ):
     passed = ("resume", "overwrite", "callbacks", "sample_every")
     options = {name: settings.pop(name) for name in passed if name in settings}
@@ -43,6 +52,7 @@ def run(
             validation=validation,
             carry_states=carry,
             sample=sample,
+            metrics=metrics,
         ),
     )
 
@@ -57,7 +67,8 @@ def curve(output):
 
 def losses(output):
     lines = (run_folder(output) / "history.jsonl").read_text().splitlines()
-    return [(r["epoch"], r["loss"], r.get("val_loss")) for r in map(json.loads, lines)]
+    names = ("epoch", "loss", "val_loss", "accuracy", "val_accuracy")
+    return [tuple(record.get(name) for name in names) for record in map(json.loads, lines)]
 
 
 class Heard(Display):
