@@ -4,6 +4,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,16 @@ from support.runtime.programs import F, H, classifier, forecaster
 
 def int8_model(program: Program) -> onnx.ModelProto:
     return onnx_model(program, dict.fromkeys(program.outputs, (None,) * 3), {}, "int8")
+
+
+@pytest.mark.parametrize("program", [classifier, forecaster], ids=["classifier", "forecaster"])
+def test_every_constant_of_a_file_is_read(program: Callable[[], Program]) -> None:
+    """ONNX Runtime warns of others each time that it opens the file."""
+    graph = int8_model(program()).graph
+    read = {name for node in graph.node for name in node.input}
+    assert {constant.name for constant in graph.initializer} <= read | {
+        output.name for output in graph.output
+    }
 
 
 def weights_of(model: onnx.ModelProto) -> list[np.ndarray]:

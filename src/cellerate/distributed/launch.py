@@ -96,8 +96,9 @@ def launch(
         if failed is None:
             return 0
         number, code = failed
-        if number:
-            _repeat(number, code, logs[number - 1])
+        # Process 0 has said itself why it failed, unless a signal ended it.
+        if number or code < 0:
+            _repeat(number, code, logs[number - 1] if number else None)
         return code if code > 0 else 128 - code
 
 
@@ -176,12 +177,15 @@ def _passed_on(started: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _repeat(number: int, code: int, log: IO[bytes]) -> None:
-    """Shows the last output of a failed process."""
-    size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - _TOLD_BYTES))
-    said = log.read().decode(errors="replace").strip()
+def _repeat(number: int, code: int, log: IO[bytes] | None) -> None:
+    """Shows how a process failed, and its last output, if it has a log."""
+    said = ""
+    if log is not None:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(0, size - _TOLD_BYTES))
+        said = log.read().decode(errors="replace").strip()
     how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+    how += " (as the system does if the memory is full)" * (code == -signal.SIGKILL)
     print(f"process {number} {how}{':' if said else ''}\n{said}".strip(), file=sys.stderr)
 
 

@@ -77,7 +77,7 @@ class OnnxGraph:
 
     def columns(
         self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> tuple[str, str, str]:
+    ) -> tuple[str, str]:
         """Add a matrix (..., K, N) in 8 bits.
 
         Args:
@@ -85,16 +85,18 @@ class OnnxGraph:
             form: Transforms the matrix first, if given.
 
         Returns:
-            The names of its values, of the scales (..., N) of its columns, and of the columns' zero points, all 0.
+            The names of its values, and of the scales (..., N) of its columns.
         """
         keys = (id(array), form, "values"), (id(array), form, "scales")
-        made = array if form is None else form(array)
         if keys[0] not in self._names:
             self._kept.append(array)
-            for key, each in zip(keys, rounded(made), strict=True):
+            for key, each in zip(keys, rounded(array if form is None else form(array)), strict=True):
                 self._names[key] = self._constant(each)
-        zeros = self._small(np.zeros_like(made[..., 0, :], np.int8))
-        return self._names[keys[0]], self._names[keys[1]], zeros
+        return self._names[keys[0]], self._names[keys[1]]
+
+    def zero_points(self, columns: int) -> str:
+        """The zero points of the columns of a matrix (1, K, N) in 8 bits: all 0."""
+        return self._small(np.zeros((1, columns), np.int8))
 
     def product(
         self, x: str, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
@@ -102,7 +104,7 @@ class OnnxGraph:
         """A value times a matrix, which `form` transforms first, if given."""
         if not self.narrow:
             return self.add("MatMul", x, self.weight(array, form))
-        columns, scales, _ = self.columns(array, form)
+        columns, scales = self.columns(array, form)
         # ONNX Runtime fuses these four nodes.
         values, scale, zero = self.add_three("DynamicQuantizeLinear", x)
         sums = self.cast(self.add("MatMulInteger", values, columns, zero), TensorProto.FLOAT)

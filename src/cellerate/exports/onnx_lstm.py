@@ -163,11 +163,11 @@ def _node(
     op, scales = "LSTM", []
     if graph.narrow:
         op, attributes["domain"] = "DynamicQuantizeLSTM", RUNTIMES_OWN
-        (kernel, *of_kernel), (recurrent, *of_recurrent) = (
+        (kernel, of_kernel), (recurrent, of_recurrent) = (
             graph.columns(node.arrays[name], _columns) for name in ("kernel", "recurrent_kernel")
         )
-        no_peepholes = ""
-        scales = [no_peepholes, *of_kernel, *of_recurrent]
+        no_peepholes, zeros = "", graph.zero_points(node.arrays["kernel"].shape[-1])
+        scales = [no_peepholes, of_kernel, zeros, of_recurrent, zeros]
     else:
         kernel, recurrent = (
             graph.weight(node.arrays[name], _gates) for name in ("kernel", "recurrent_kernel")

@@ -98,6 +98,7 @@ class Context:
     share_s: float | None = None
     spare_s: float = 0.0
     judged_now: set[str] = dataclasses.field(default_factory=set)
+    _first_step_at: float = dataclasses.field(default=math.nan, init=False)
 
     @property
     def gate(self) -> QualityGate:
@@ -196,10 +197,15 @@ class Context:
     def _step(self, done: int, total: int, loss: float) -> None:
         """Report a training step, and stop a training that takes far longer than expected."""
         self.listener.step(done, total, loss)
+        now = time.perf_counter()
+        if done == 1:
+            # It may have compiled, and says nothing about the others.
+            self._first_step_at = now
+            return
         if self.share_s is None or not self.far_beyond():
             return
         taken = self.share_s - self.seconds_left()
-        needs_s = taken * total / done
+        needs_s = taken + (total - done) * (now - self._first_step_at) / (done - 1)
         raise OutOfTimeError(
             f"it was stopped after {duration(taken)}, as its share of the time was {duration(self.share_s)}: step "
             f"{done:,} of {total:,} of a training was done",
