@@ -199,6 +199,21 @@ def test_client_that_disconnects_frees_its_places(path):
             time.sleep(0.01)
 
 
+def test_pipelined_requests_are_answered_and_those_of_a_client_that_goes_away_are_dropped(path):
+    body = json.dumps(ASK | {"max_tokens": 200}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    one, last = (f"{head}{end}\r\n".encode() + body for end in ("", "connection: close\r\n"))
+    with serving(path) as server, server.client() as http:
+        assert raw(server, one * 4 + last).count(b"HTTP/1.1 200") == 5
+        for count in (1, 2, 5):
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(one * count)
+        # Their answers would have come by now.
+        assert raw(server, one * 4 + last).count(b"HTTP/1.1 200") == 5
+        assert 'num_requests_running{model_name="text"} 0.0' in http.get("/metrics").text
+        assert not any("Traceback" in line or "Exception" in line for line in server.lines)
+
+
 def test_request_that_takes_too_long_ends(path):
     with serving(path, options=("--request-s", "0.2")) as server, server.client() as http:
         answer = http.post("/v1/completions", json=ASK | {"max_tokens": 100_000, "n": 64})

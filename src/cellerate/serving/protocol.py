@@ -116,6 +116,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = self._chunks = 0
         self._refused = False
+        # The cycles of requests that are not answered yet, the one in work first.
+        self._unanswered: collections.deque[Any] = collections.deque()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -128,11 +130,17 @@ class _BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._places.remove(self)
         self._stop_timer()
+        # uvicorn tells only the last of several requests, and the one in work would write to the closed connection.
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline:
+        if self._unanswered:
+            self._unanswered.popleft()
+        if not self._unanswered:
             self._places.note(self, idle=True)
 
     def give_way(self) -> None:
@@ -164,7 +172,11 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_came()
         if not self._refused:
+            before = self.cycle
             super().on_headers_complete()
+            # None is added for a request to change the protocol, which is refused.
+            if self.cycle is not before:
+                self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._chunks += 1
