@@ -117,6 +117,26 @@ def test_save_model_of_a_compiled_sequential_drops_its_training_state(tmp_path):
     np.testing.assert_array_equal(table(load_model(tmp_path / "a.keras")[0]), table(model))
 
 
+@pytest.mark.backends
+@pytest.mark.parametrize("written_on", ["torch", "another"])
+def test_compiled_model_of_torch_trains_on_every_backend(tmp_path, written_on):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile(keras.optimizers.AdamW(0.03, weight_decay=0.1), "mse", metrics=["mae"])
+    model.train_on_batch(np.ones((2, 4)), np.ones((2, 1)))
+    model.save(tmp_path / "a.keras")
+    with zipfile.ZipFile(tmp_path / "a.keras") as archive:
+        config = json.loads(archive.read("config.json"))
+    module = {"torch": "keras.src.backend.torch.optimizers.torch_adamw", "another": "keras.optimizers"}
+    config["compile_config"]["optimizer"]["module"] = module[written_on]
+    rewritten(tmp_path / "a.keras", tmp_path / "b.keras", config__json=json.dumps(config).encode())
+    found, _ = load_model(tmp_path / "b.keras", compiled=True)
+    found.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    settings = found.optimizer.get_config()
+    assert (type(found.optimizer).__name__, settings["weight_decay"]) == ("AdamW", 0.1)
+    assert settings["learning_rate"] == pytest.approx(0.03)
+    assert "mae" in found.evaluate(np.ones((8, 4)), np.ones((8, 1)), verbose=0, return_dict=True)
+
+
 def test_save_model_leaves_frozen_layers_and_the_compile_state_of_the_original_as_they_are(tmp_path):
     model = tiny()
     model.get_layer("table").trainable = False

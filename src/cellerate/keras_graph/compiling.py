@@ -49,5 +49,9 @@ def loss_weights_of(model: keras.Model) -> Any:
 def _own(value: Any) -> Any:
     """A fresh copy of an optimizer or metric; any other value unchanged."""
     if isinstance(value, keras.optimizers.Optimizer | keras.Metric):
-        return type(value).from_config(value.get_config())
+        kind = type(value)
+        if kind.__module__.startswith("keras.src.backend."):
+            # torch's own class, by which a file names it, and which other backends cannot run.
+            kind = getattr(keras.optimizers, kind.__name__, kind)
+        return kind.from_config(value.get_config())
     return value
