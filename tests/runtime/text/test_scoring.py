@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cellerate.data.tokenizers.tokenizer import ByteTokenizer
+from cellerate.data.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 from cellerate.errors import ConfigError, DataError, ModelError
 from cellerate.runtime.text import scoring
 
@@ -83,6 +83,15 @@ def test_pieces_forget_what_lies_before_their_context(packed, text_model):
     # After so many ids the beginning has no effect that float32 can represent.
     np.testing.assert_allclose(pieces.log_probabilities, whole.log_probabilities, atol=1e-5)
     assert pieces.bits_per_character == pytest.approx(whole.bits_per_character, rel=1e-7)
+
+
+@pytest.mark.parametrize("errors", ["strict", "ignore"])
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_ends_count_as_they_are_read(packed, end, errors):
+    model = packed(tokenizer=CharacterTokenizer("\nabcd"), vocabulary=5)
+    found, expected = (model.score(f"ab{each}{each}cd", errors=errors) for each in (end, "\n"))
+    assert (found.characters, found.tokens) == (expected.characters, expected.tokens) == (6, 5)
+    assert found.bits_per_character == expected.bits_per_character
 
 
 def test_characters_left_out_are_not_counted(packed):

@@ -87,6 +87,22 @@ def test_a_stop_text_may_begin_with_the_first_space(tokenizer, packed):
     assert stopped.ids.tolist() == [STARTS.index("sat") + 1]
 
 
+def test_ids_end_with_the_stop_text_that_begins_with_the_first_space(tokenizer, packed):
+    model = packed(tokenizer=tokenizer, vocabulary=tokenizer.vocabulary_size)
+    stops = 0
+    for seed in range(12):
+        (free,) = model.complete(["the cat"], max_tokens=40, seed=seed)
+        (one,) = model.complete(["the cat"], max_tokens=40, seed=seed, stop=[" cat"])
+        if one.reason != "stop":
+            continue
+        stops += one.text == ""
+        assert one.ids.tolist() == free.ids[: len(one.ids)].tolist()
+        np.testing.assert_array_equal(one.log_probabilities, free.log_probabilities[: len(one.ids)])
+        texts = [tokenizer.decode([*tokenizer.encode("the cat"), *one.ids[:n]]) for n in (-1, None)]
+        assert [" cat" in text.removeprefix("the cat") for text in texts] == [False, True]
+    assert stops
+
+
 @pytest.mark.parametrize("echo", [False, True])
 def test_the_texts_of_single_ids_join_to_the_text(tokenizer, packed, echo):
     model = packed(tokenizer=tokenizer, vocabulary=tokenizer.vocabulary_size)

@@ -139,14 +139,16 @@ class Ticket:
 
     def _end_of_stop(self, ids: np.ndarray) -> int:
         """The number of the ids just drawn that it takes to complete a stop text."""
-        assert self._tokenizer is not None  # noqa: S101 (there is no stop text without one)
-        decode, all_ids = self._tokenizer.decode, np.concatenate([*self._ids, ids])
-        end = bisect.bisect_left(
-            range(len(all_ids)),
-            True,
-            self._drawn + 1,
-            key=lambda n: any(stop in decode(all_ids[:n]) for stop in self._stop),
-        )
+        all_ids = np.concatenate([*self._ids, ids])
+
+        def stopped(count: int) -> bool:
+            assert self._tokenizer is not None  # noqa: S101 (there is no stop text without one)
+            # As the text was shown: its first space may depend on the prompt.
+            stream = TextStream(self._tokenizer, self._stop, self._prompt.ids)
+            stream.push(all_ids[:count])
+            return stream.stopped
+
+        end = bisect.bisect_left(range(len(all_ids)), True, self._drawn + 1, key=stopped)
         return end - self._drawn
 
 

@@ -285,8 +285,10 @@ class NextTokenModel:
         """
         texts = [text] if isinstance(text, str) else _several(text, "the text to score")
         ids = [self._encoded(one, errors, "the text to score") for one in texts]
-        # With errors="ignore", the characters left out do not count.
-        read = [self.tokenizer.known(one) for one in texts] if errors == "ignore" else texts
+        read = [self.tokenizer.prompt_text(one) for one in texts]
+        if errors == "ignore":
+            # The characters left out do not count.
+            read = [self.tokenizer.known(one) for one in read]
         lengths = [len(one) for one in read]
         scores = score_ids(self.steps, ids, lengths, context=context)
         return scores[0] if isinstance(text, str) else scores
