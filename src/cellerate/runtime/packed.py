@@ -227,7 +227,7 @@ class PackedModel(Recorded, NextTokenModel):
                 the last `window` of the T rows are used. Of a frame (pandas, polars, Arrow, a dict of columns) the
                 features are taken by name, and a list of frames is B windows.
             future: (horizon, K) or (B, horizon, K), the K columns that are known in advance (`future` of the
-                training), in the units of the data; only for a model that has some.
+                training), in the units of the data, or frames as `rows`; only for a model that has some.
             times: (T,) or (B, T) datetime64 in local time, ending with the times of the window and of the horizon;
                 only for a model that sees a calendar.
             series: The name of the series, or of each of the B; only for a model that tells series apart. A series

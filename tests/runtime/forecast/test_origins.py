@@ -3,6 +3,8 @@ import datetime
 import warnings
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 
 from cellerate.data.series.series import SeriesData
@@ -166,6 +168,31 @@ def test_rows_are_forecast_as_the_same_rows_of_a_series(data, origin, name):
     np.testing.assert_allclose(made, expected, rtol=1e-6)
     for part in given:
         np.testing.assert_allclose(model.given[part], given[part], atol=1e-5)
+
+
+FUTURE = {"price": [1.0, 2.0], "when": ["Mon", "Tue"], "open": [True, False]}
+
+
+@pytest.mark.parametrize("form", [dict, pd.DataFrame, pl.DataFrame, lambda columns: [pd.DataFrame(columns)]])
+def test_columns_of_the_future_are_taken_by_name(data, form):
+    covariates = Covariates(("price", "open"))
+    scaler = Scaler(["y", "open", "price"], [0.0] * 3, [1.0] * 3)
+    model = Model()
+    forecaster = RowForecaster(
+        model,
+        scaler,
+        covariates,
+        window=WINDOW,
+        horizon=HORIZON,
+        features=scaler.columns,
+        targets=[0],
+        quantiles=False,
+    )
+    rows = np.ones((1, WINDOW, 3))
+    forecaster.forecast(rows, form(FUTURE), None, None)
+    np.testing.assert_array_equal(model.given["future"], [[[1, 1], [2, 0]]])
+    with pytest.raises(DataError, match=r"future has no column 'open'.* It has: price, when"):
+        forecaster.forecast(rows, form({name: FUTURE[name] for name in ("price", "when")}), None, None)
 
 
 def test_rows_without_what_the_model_needs_are_refused(data):

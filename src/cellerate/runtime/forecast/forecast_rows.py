@@ -13,6 +13,7 @@ from cellerate.data.arrays import unmasked
 from cellerate.data.windows import Covariates, Inputs, ModelUnits, Scaler, held_by, model_inputs
 from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
+from cellerate.runtime.forecast.named_rows import by_name
 
 
 class RowForecaster:
@@ -53,7 +54,8 @@ class RowForecaster:
 
         Args:
             rows: (B, window, features) in the units of the data.
-            future: (horizon, future columns) or (B, horizon, future columns); None if the model sees none.
+            future: (horizon, future columns) or (B, horizon, future columns), or frames as in `by_name`; None if the
+                model sees none.
             times: (T,) or (B, T), ending with the times of the window and of the horizon; None if the model sees no
                 calendar.
             series: The series of all windows, or of each; None for an unknown one.
@@ -116,7 +118,8 @@ class RowForecaster:
                 f"{argument('future')} is missing: the model sees {columns:.200} of the rows to forecast. Give "
                 f"{wanted}."
             )
-        array = np.asarray(unmasked(future))
+        named = by_name(future, names, "future", "fiub")
+        array = np.asarray(unmasked(future)) if named is None else named
         if array.dtype.kind not in "fiub" or array.shape not in (
             (self._horizon, len(names)),
             (count, self._horizon, len(names)),
