@@ -79,6 +79,59 @@ def test_x_is_known_in_advance(y):
         model._predict(model.fh, x[120:122])
 
 
+@pytest.fixture(scope="module")
+def known():
+    """Rows of two columns known in advance, and a forecaster of y fitted to all but the last five of them."""
+    times = pd.period_range("2024-01", periods=65, freq="M")
+    x = pd.DataFrame(np.random.default_rng(0).normal(size=(65, 2)), times, ["p", "q"])
+    plain = {"options": {"residual": False, "linear": False}}
+    return x, SktimeLSTM(**SMALL, **plain).fit(x["p"][:60] - x["q"][:60], X=x[:60], fh=[1, 4])
+
+
+def test_x_of_the_horizon_is_taken_by_name_and_by_time(known):
+    x, model = known
+    rows = np.column_stack([x["p"] - x["q"], x])[54:60]
+    expected = model.trained_.model.forecast(rows, future=x[60:64].to_numpy())[[0, 3], 0]
+    for given in (x[60:64][["q", "p"]], x[60:], x):
+        np.testing.assert_allclose(model.predict(X=given), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x[["q"]], r"X has no column \['p'\]: give"),
+        (lambda x: x.assign(r=1.0), r"fit had none of the columns \['r'\] of X: give"),
+        (
+            lambda x: x.rename(columns={"p": "r"}),
+            r"no column \['p'\] and fit had none of the columns \['r'\]",
+        ),
+        (lambda x: x[1:], "4 rows after the last one, and got 3: the row of 2029-01 is missing"),
+        (lambda x: x.drop(x.index[2]), "got 3: the row of 2029-03 is missing"),
+    ],
+)
+def test_x_without_what_the_horizon_needs_is_refused(known, change, message):
+    x, model = known
+    with pytest.raises(DataError, match=message):
+        model.predict(X=change(x[60:65]))
+
+
+def test_x_of_a_panel_is_taken_by_series_name_and_time():
+    times = pd.RangeIndex(44)
+    index = pd.MultiIndex.from_product([["a", "b"], times], names=["s", "t"])
+    x = pd.DataFrame(np.random.default_rng(0).normal(size=(88, 2)), index, ["p", "q"])
+    y = (x["p"] - x["q"]).to_frame("y")
+    past, ahead = index.get_level_values("t") < 40, index.get_level_values("t") >= 40
+    model = SktimeLSTM(**SMALL, options={"residual": False, "linear": False}).fit(y[past], X=x[past], fh=[4])
+    made = model.predict(X=x[ahead])
+    np.testing.assert_array_equal(model.predict(X=x[["q", "p"]]), made)
+    with pytest.raises(
+        DataError, match="rows after the last one of the series 'b', and got 3: the row of 41 is"
+    ):
+        model.predict(X=x[ahead].drop(("b", 41)))
+    with pytest.raises(DataError, match="X has no rows of the series 'b'"):
+        model.predict(X=x[ahead].loc[["a"]])
+
+
 def test_quantiles_are_ordered_and_those_out_of_reach_have_no_bound(fitted):
     found = fitted.predict_quantiles(alpha=[0.001, 0.1, 0.5, 0.9, 0.999])
     assert (np.diff(found.to_numpy(), axis=1) > 0).all()

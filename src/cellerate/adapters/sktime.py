@@ -9,7 +9,7 @@ from sktime.datatypes import update_data
 from sktime.forecasting.base import BaseForecaster, ForecastingHorizon
 
 from cellerate.adapters.trained import Rows, Trained
-from cellerate.errors import ConfigError
+from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
 
 _TYPES = ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"]
@@ -19,8 +19,8 @@ class SktimeLSTM(BaseForecaster):
     """An LSTM that forecasts all steps at once, on Cellerate's kernels.
 
     It trains one model on all series of a panel or a hierarchy. X holds the columns known in advance, up to the last
-    row of the horizon. Rows count as consecutive, whatever their index, unless there is a calendar. A fitted
-    forecaster holds a packed model: it can be pickled, and forecasts without Keras.
+    row of the horizon; `predict` takes them by name and by the index. Rows count as consecutive, whatever their index,
+    unless there is a calendar. A fitted forecaster holds a packed model: it can be pickled and needs no Keras.
 
     Args:
         window: Rows of the input.
@@ -163,8 +163,8 @@ class SktimeLSTM(BaseForecaster):
         for key, own in _parts(y):
             known = [] if X is None else [_part(X, key).loc[: own.index[-1]]]
             if later is not None:
-                ahead = _part(later, key)
-                known.append(ahead[ahead.index > own.index[-1]])
+                names = later.columns[:0] if X is None else X.columns
+                known.append(_ahead(later, names, key, _following(own.index, horizon)))
             values = (
                 np.empty((len(own), 0)) if not known else np.concatenate([one.to_numpy() for one in known])
             )
@@ -225,6 +225,33 @@ def _following(index: pd.Index, count: int) -> pd.Index:
     return pd.date_range(last, periods=count + 1, freq=step)[1:]
 
 
+def _ahead(later: pd.DataFrame, names: pd.Index, key: Any, times: pd.Index) -> pd.DataFrame:
+    """The rows of X at the times of the horizon, with the columns that X had in `fit`."""
+    lacking = [name for name in names if name not in later.columns]
+    unknown = [name for name in later.columns if name not in names]
+    if lacking or unknown:
+        found = (
+            (f"X has no column {lacking}", lacking),
+            (f"fit had none of the columns {unknown} of X", unknown),
+        )
+        raise DataError(
+            f"{' and '.join(words for words, there in found if there)}: give the columns that X had in fit."
+        )
+    own = _part(later, key)
+    missing = times[~times.isin(own.index)]
+    if len(missing):
+        whose = "" if key is None else f" of the series {key!r}"
+        raise DataError(
+            f"the model needs X for the {len(times):,} rows after the last one{whose}, and got "
+            f"{len(times) - len(missing):,}: the row of {missing[0]} is missing. Give all rows of the horizon."
+        )
+    return own.reindex(index=times, columns=names)
+
+
 def _part(frame: pd.DataFrame, key: Any) -> pd.DataFrame:
     """The series of one key."""
-    return frame if key is None else frame.xs(key)
+    if key is None:
+        return frame
+    if key not in frame.index:
+        raise DataError(f"X has no rows of the series {key!r}: give those of each series.")
+    return frame.xs(key)
