@@ -151,6 +151,21 @@ def test_quantiles_begin_at_those_of_the_residuals_of_the_training_windows(tmp_p
     assert np.abs((made - expected) / unit).max() < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("target", "feature", "unseen"),
+    [
+        (["wind", "load"], ["load"], "wind"),
+        (["wind", "load"], ["load", "wind"], None),
+        (["wind"], ["load"], None),
+    ],
+)
+def test_targets_without_the_map_because_of_another_one_are_said(tmp_path, target, feature, unseen):
+    path, heard = table(tmp_path / "d.csv"), Heard()
+    fit(path, display=heard, target=target, feature=feature)
+    said = [told for told in heard.messages if told.startswith("not among the features (feature): ")]
+    assert [told.split(": ")[1].split(". ")[0] for told in said] == ([unseen] if unseen else [])
+
+
 @pytest.mark.backends
 def test_epoch_that_is_clearly_better_takes_the_place_of_the_start(tmp_path):
     values = np.empty(600)

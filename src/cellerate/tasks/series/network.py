@@ -11,7 +11,7 @@ from cellerate.data.series import SeriesData, SeriesPart, SeriesSplit
 from cellerate.data.times import make_calendar
 from cellerate.data.windows import Covariates, Scaler, SeriesScaler
 from cellerate.errors import ConfigError
-from cellerate.messages import argument
+from cellerate.messages import Message, argument
 from cellerate.models.forecast import build_forecast_model
 from cellerate.tasks.judging import shares_map
 from cellerate.tasks.series.batches import known_series
@@ -31,7 +31,7 @@ def build_network(
             f"{argument('series_embedding')} is for several series, and the data hold one: name the column that "
             f"tells series apart ({argument('series_column')}), or leave {argument('series_embedding')} out."
         )
-    inside = all(column in data.feature_columns for column in data.target_columns)
+    inside = not _unseen(data)
     # The model cannot continue a target that it does not see.
     settings["residual"] = settings["residual"] and inside
     seen = data.feature_columns
@@ -51,6 +51,24 @@ def build_network(
         seed=seed,
         **settings,
     )
+
+
+def lost_residual(data: SeriesData, architecture: ForecastArchitecture) -> str:
+    """Say that targets among the features lose the last value and the linear map to others; "" if none does."""
+    unseen = _unseen(data)
+    if not architecture.residual or len(unseen) in (0, len(data.target_names)):
+        return ""
+    return Message(
+        f"not among the features ({argument('feature')}): {', '.join(unseen)}. So the model continues the last value "
+        "of none of the targets and has no linear map. Add them to the features, or train a model of their own for "
+        "them."
+    )
+
+
+def _unseen(data: SeriesData) -> list[str]:
+    """The targets that are not among the features."""
+    names = zip(data.target_names, data.target_columns, strict=True)
+    return [name for name, column in names if column not in data.feature_columns]
 
 
 def covariates_of(

@@ -37,7 +37,7 @@ from cellerate.tasks.judging import (
 from cellerate.tasks.series.batches import check_series_model, count_windows, held_out_source, series_sources
 from cellerate.tasks.series.cuts import lost_to_cuts
 from cellerate.tasks.series.linear_start import LinearStart, has_linear_map
-from cellerate.tasks.series.network import build_network, covariates_of, identity_of, series_of
+from cellerate.tasks.series.network import build_network, covariates_of, identity_of, lost_residual, series_of
 from cellerate.tasks.settings import ForecastArchitecture, SeriesOptions
 from cellerate.tasks.task import Task, train_task, trained_with
 from cellerate.training.divergence import made_worse, reference_loss, why_not_better
@@ -151,6 +151,8 @@ class SeriesTask(Task[SeriesRun]):
             self.run.listener.message(lost)
         if self._quantiles and 0.5 not in self._quantiles:
             self.run.listener.message(_stands_in(self._quantiles))
+        if self._given is None and (left_out := lost_residual(self._data, self._architecture)):
+            self.run.listener.message(left_out)
         seed = self.run.training.seed
         return series_sources(self._model, split, options, self._scaler, seed, self._covariates)
 
