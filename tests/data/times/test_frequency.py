@@ -105,6 +105,35 @@ def test_third_fridays_are_months_and_other_long_steps_are_not():
     assert found(np.delete(fridays, 5)).name != "months"
 
 
+MONTH_ENDS = ["2013-12-31", "2014-01-31", "2014-02-28"]
+
+
+@pytest.mark.parametrize(
+    ("frequency", "rows", "fits"),
+    [
+        (Frequency("month", 1, 31), MONTH_ENDS, True),
+        (Frequency("month", 1, 33), MONTH_ENDS, True),
+        (Frequency("month", 1, 33), ["2014-04-30", "2014-05-31"], False),
+        (Frequency("month", 1, 32), ["2014-05-01", "2014-06-02"], True),
+        (Frequency("month", 1, 32), MONTH_ENDS, False),
+        (Frequency("month", 1, 30), ["2014-01-30", "2014-02-28"], True),
+        (Frequency("month", 1, 30), MONTH_ENDS, False),
+        (Frequency("month", 1), ["2014-02-21", "2014-03-21", "2014-04-18"], True),
+        (Frequency("month", 2, 31), MONTH_ENDS, False),
+        (parse_frequency("28 days"), ["2014-02-01", "2014-03-01"], True),
+        (parse_frequency("28 days"), ["2014-02-01", "2014-03-01", "2014-04-01"], False),
+        (Frequency("business-day", 1), ["2014-02-03", "2014-02-04"], False),
+    ],
+)
+def test_rows_fit_a_frequency_only_if_they_lie_exactly_on_it(frequency, rows, fits):
+    assert frequency.fits(times(*rows), np.ones(len(rows) - 1, bool)) == fits
+
+
+def test_steps_between_series_do_not_count_for_a_frequency():
+    rows = times(*MONTH_ENDS, *MONTH_ENDS)
+    assert Frequency("month", 1, 31).fits(rows, np.arange(5) != 2)
+
+
 def test_month_ends_go_on_at_month_ends():
     frequency = found(months("2019-01", "2020-02", end=True))
     assert frequency.after(np.datetime64("2020-01-31"), 3).astype("datetime64[D]").astype(str).tolist() == [

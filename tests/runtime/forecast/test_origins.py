@@ -10,7 +10,7 @@ import pytest
 from cellerate.data.series.series import SeriesData
 from cellerate.data.settings import Reading
 from cellerate.data.times.calendar_features import Calendar
-from cellerate.data.times.frequency import parse_frequency
+from cellerate.data.times.frequency import Frequency, parse_frequency
 from cellerate.data.windows.covariates import Covariates
 from cellerate.data.windows.scaler import Scaler
 from cellerate.data.windows.series_scaler import SeriesScaler
@@ -239,6 +239,32 @@ def test_data_of_another_frequency_than_the_training_are_noted(tmp_path, trained
     made = ForecastSettings(reading, WINDOW, HORIZON, (), SCALER, frequency=frequency)
     made.open([path], listener=Callbacks(message=said.append))
     assert len(said) == notes and all("every hour" in one and "every day" in one for one in said)
+
+
+BUSINESS_MONTHS, FRIDAYS = Frequency("month", 1, 33), Frequency("month", 1)
+
+
+@pytest.mark.parametrize(
+    ("trained", "rows", "changes", "following"),
+    [
+        (BUSINESS_MONTHS, ["2014-03-31", "2014-04-30"], {}, "2014-05-30"),
+        (BUSINESS_MONTHS, ["2014-03-31", "2014-04-30"], {"frequency": "month"}, "2014-05-30"),
+        (BUSINESS_MONTHS, ["2014-03-31", "2014-04-30"], {"frequency": "30 days"}, "2014-05-30"),
+        (BUSINESS_MONTHS, ["2014-04-30", "2014-05-31"], {}, "2014-06-30"),
+        (BUSINESS_MONTHS, ["2014-03-01", "2014-04-01"], {}, "2014-05-01"),
+        (FRIDAYS, ["2013-05-17", "2013-06-21", "2013-07-19", "2013-08-16"], {}, "2013-09-16"),
+        (FRIDAYS, ["2014-04-30", "2014-05-31"], {}, "2014-06-30"),
+        (parse_frequency("28 days"), ["2014-02-01", "2014-03-01"], {}, "2014-03-29"),
+        (parse_frequency("28 days"), ["2014-02-01", "2014-03-01"], {"frequency": "month"}, "2014-04-01"),
+    ],
+)
+def test_rows_that_fit_the_frequency_of_the_training_go_on_in_it(tmp_path, trained, rows, changes, following):
+    path = tmp_path / "s.csv"
+    path.write_text("time,y\n" + "".join(f"{day},1\n" for day in rows))
+    reading = Reading(targets=["y"], features=["y"], time_column="time")
+    made = ForecastSettings(reading, WINDOW, HORIZON, (), SCALER, frequency=trained)
+    data = made.open([path], changes=changes)
+    assert data.times_after(len(rows), 1) == [np.datetime64(following)]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from cellerate.data.times.frequency import (
 )
 from cellerate.data.times.patterns import WEEKDAY, way_of
 from cellerate.data.times.zones import (
+    and_an_hour_beside,
     check_zone,
     never_shown,
     shown_twice,
@@ -34,6 +35,7 @@ __all__ = [
     "Frequency",
     "TimeForm",
     "TimeParser",
+    "and_an_hour_beside",
     "check_agreement",
     "check_holidays",
     "check_times",

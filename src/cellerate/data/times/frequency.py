@@ -128,6 +128,20 @@ class Frequency:
         days = before.astype("datetime64[D]"), after.astype("datetime64[D]")
         return np.busday_count(*days, holidays=np.array(self.holidays, "M8[D]")) != 1
 
+    def fits(self, times: np.ndarray, inside: np.ndarray) -> bool:
+        """True if rows lie exactly as this frequency has it: a few of them may look like another one.
+
+        Args:
+            times: See `find_frequency`; dates.
+            inside: See `find_frequency`.
+        """
+        local = to_local(times, self.zone)
+        if self.unit == "time":
+            return bool((np.diff(local)[inside].astype(np.int64) == self.step).all())
+        if self.unit != "month" or (np.diff(_months(local))[inside] != self.step).any():
+            return False
+        return not self.day or _lie_on(local.astype("datetime64[D]"), self.day)
+
     def to_config(self) -> dict[str, Any]:
         """The frequency as JSON values."""
         return dataclasses.asdict(self)
@@ -357,23 +371,26 @@ def _days_beside(times: np.ndarray, zone: str) -> Iterator[tuple[str, np.ndarray
 
 
 def _day_of_month(days: np.ndarray) -> int | None:
-    """The day on which all rows lie, as in `Frequency.day`, or None.
+    """The day on which all rows lie, as in `Frequency.day`, or None."""
+    highest = int((days - days.astype("datetime64[M]").astype("datetime64[D]")).astype(np.int64).max()) + 1
+    return next(
+        (day for day in (_MONTH_END, highest, _FIRST_WEEKDAY, _LAST_WEEKDAY) if _lie_on(days, day)), None
+    )
+
+
+def _lie_on(days: np.ndarray, day: int) -> bool:
+    """True if all rows lie on a day as in `Frequency.day`, above 0.
 
     Holidays may move single rows that lie on the first or last weekday.
     """
     month = days.astype("datetime64[M]")
-    number = (days - month.astype("datetime64[D]")).astype(np.int64) + 1
-    length = ((month + _MONTH).astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64)
-    if (number == length).all():
-        return _MONTH_END
-    highest = int(number.max())
-    if (number == np.minimum(highest, length)).all():
-        return highest
-    for day, sign in ((_FIRST_WEEKDAY, 1), (_LAST_WEEKDAY, -1)):
-        moved = sign * (days - _weekday_of(month, day))
-        if ((moved >= np.timedelta64(0, "D")) & (moved <= _MOVED)).all() and np.is_busday(days).all():
-            return day
-    return None
+    if day in (_FIRST_WEEKDAY, _LAST_WEEKDAY):
+        moved = (1 if day == _FIRST_WEEKDAY else -1) * (days - _weekday_of(month, day))
+        near = (moved >= np.timedelta64(0, "D")) & (moved <= _MOVED)
+        return bool(near.all() and np.is_busday(days).all())
+    first = month.astype("datetime64[D]")
+    length = ((month + _MONTH).astype("datetime64[D]") - first).astype(np.int64)
+    return bool(((days - first).astype(np.int64) + 1 == np.minimum(day, length)).all())
 
 
 def _weekday_of(month: np.ndarray, day: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cellerate.data.series import MissingColumnError, SeriesData, open_known
 from cellerate.data.settings import Reading, TableOptions
-from cellerate.data.times import Frequency
+from cellerate.data.times import Frequency, and_an_hour_beside
 from cellerate.data.windows import NO_COVARIATES, Covariates, Inputs, Scaler
 from cellerate.errors import ConfigError, DataError
 from cellerate.listener import SILENT, Listener
@@ -91,4 +91,27 @@ class ForecastSettings:
                 f"the data have a row every {found.each}, but the model was trained on a row every {trained.each}: "
                 "its forecasts may mean nothing"
             )
-        return data
+        return self._timed(data, named=changes.get("frequency") is not None)
+
+    def _timed(self, data: SeriesData, *, named: bool) -> SeriesData:
+        """The data with the frequency of the training, if their rows fit it: a few rows do not show a month's day.
+
+        Args:
+            data: The data.
+            named: Whether the caller named the frequency.
+        """
+        trained, found, times = self.frequency, data.frequency, data.times
+        if trained is None or found is None or times is None or times.dtype.kind != "M":
+            return data
+        zone = trained.zone if trained.zone in and_an_hour_beside(data.form.zone) else found.zone
+        frequency = dataclasses.replace(trained, zone=zone)
+        # The third Fridays of a training have no day of the month.
+        day_found = found.unit == trained.unit == "month" and not trained.day
+        other = (found.unit, found.step) != (trained.unit, trained.step)
+        if frequency == found or day_found or found.is_another(trained) or (named and other):
+            return data
+        inside = np.zeros(len(times), bool)
+        for first, stop, _ in data.segments:
+            inside[first : stop - 1] = True
+        fits = frequency.fits(np.asarray(times), inside[:-1])
+        return dataclasses.replace(data, frequency=frequency) if fits else data
