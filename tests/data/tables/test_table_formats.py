@@ -3,9 +3,12 @@
 import gzip
 import importlib.util
 import json
+import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -56,8 +59,6 @@ def written(folder: Path, kind: str, columns: dict) -> Path:
         text = "".join(json.dumps(row, default=str) + "\n" for row in rows).encode()
         path.write_bytes(gzip.compress(text) if kind.endswith(".gz") else text)
     else:
-        import openpyxl
-
         book = openpyxl.Workbook()
         book.active.append(list(columns))
         for row in rows:
@@ -118,8 +119,6 @@ def test_folder_holds_tables_of_every_format(tmp_path):
 
 
 def test_sheet_is_chosen_and_rows_above_it_are_left_out(tmp_path):
-    import openpyxl
-
     book = openpyxl.Workbook()
     book.active.append(["nothing"])
     sheet = book.create_sheet("Sales")
@@ -141,8 +140,6 @@ def test_sheet_is_chosen_and_rows_above_it_are_left_out(tmp_path):
     ],
 )
 def test_columns_of_a_sheet_without_a_name_are_left_out_with_a_note(tmp_path, names, note):
-    import openpyxl
-
     book = openpyxl.Workbook()
     for row in (names, [1, 2, 3], [4, 5, 6]):
         book.active.append(row[: len(names)])
@@ -151,6 +148,43 @@ def test_columns_of_a_sheet_without_a_name_are_left_out_with_a_note(tmp_path, na
     data = open_series(tmp_path / "t.xlsx", Reading(targets=["y"]), listener=Callbacks(message=heard.append))
     assert data.values.ravel().tolist() == [1, 4]
     assert any(note in line for line in [*heard, *data.notes]), (heard, data.notes)
+
+
+def computed(path, results):
+    """A sheet of rows "n" and "y", the double of n, as a formula; `results` are the stored values of some cells."""
+    book = openpyxl.Workbook()
+    for row in (["n", None, "y"], *([n, None, f"=A{n + 1}*2"] for n in range(1, 5))):
+        book.active.append(row)
+    book.save(path.with_suffix(".parts"))
+    with zipfile.ZipFile(path.with_suffix(".parts")) as given, zipfile.ZipFile(path, "w") as made:
+        for name in given.namelist():
+            text = given.read(name).decode()
+            for cell, (kind, value) in results.items():
+                text = re.sub(
+                    rf'<c r="{cell}"><f>(.*?)</f><v />', rf'<c r="{cell}"{kind}><f>\1</f><v>{value}</v>', text
+                )
+            made.writestr(name, text)
+    return path
+
+
+@pytest.mark.parametrize(("rows", "cell"), [([], "C2"), ([2, 3, 5], "C4")])
+@pytest.mark.parametrize("missing", ["error", "ffill"])
+def test_formulas_without_results_are_named(tmp_path, rows, cell, missing):
+    path = computed(tmp_path / "t.xlsx", {f"C{row}": ("", row) for row in rows})
+    with pytest.raises(DataError, match=f"'y' holds formulas without results, the first in the cell {cell}"):
+        open_series(path, Reading(targets=["y"], missing=missing))
+
+
+def test_formulas_with_results_are_their_results_and_an_empty_text_is_a_missing_value(tmp_path):
+    results = {f"C{row}": ("", row) for row in (2, 4, 5)}
+    path = computed(tmp_path / "t.xlsx", {**results, "C3": (' t="str"', "")})
+    found = open_series(path, Reading(targets=["y"], missing="ffill"))
+    assert found.values.tolist() == [[1, 2], [2, 2], [3, 4], [4, 5]]
+
+
+def test_formulas_of_columns_that_are_not_read_need_no_results(tmp_path):
+    path = computed(tmp_path / "t.xlsx", {})
+    assert open_series(path, Reading(targets=["n"], features=["n"])).values.ravel().tolist() == [1, 2, 3, 4]
 
 
 def test_word_among_numbers_of_a_sheet_is_named(tmp_path):

@@ -151,7 +151,7 @@ def check_reading(reading: Reading) -> None:
 def packing_key(tables: Sequence[Table], columns: Columns, reading: Reading) -> str:
     """A hash of the content of tables and of the settings of packing."""
     settings = {
-        "version": 6,
+        "version": 7,
         "files": [table.digest() for table in tables],
         # The format of a file, detected each time or given, decides which values are read.
         "reading": [dict(table.reading) for table in tables if table.reading],

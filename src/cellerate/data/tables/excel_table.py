@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cellerate.data.settings import TableOptions
 from cellerate.data.tables.csv_header import header_rows, names_of, without_header
 from cellerate.data.tables.frames import FrameTable
-from cellerate.data.tables.table import MISSING
+from cellerate.data.tables.joined_times import columns_of_time
+from cellerate.data.tables.table import MISSING, Block
 from cellerate.errors import ConfigError, DataError
 from cellerate.messages import argument
 
@@ -20,6 +21,38 @@ _MOST_SHOWN = 10
 _MOST_CELLS = 1 << 27
 # The XML of a sheet packs to a tenth, of equal rows to a hundredth.
 _SMALL_BYTES, _MOST_PACKED, _MOST_BYTES = 16 << 20, 300, 4 << 30
+
+
+class ExcelTable(FrameTable):
+    """The rows of a sheet.
+
+    Args:
+        table: The rows.
+        path: The file.
+        options: The format of its dates.
+        sheet: The name of the sheet.
+        places: For each column its place in the sheet, from 0.
+    """
+
+    def __init__(
+        self, table: Any, path: Path, options: TableOptions, sheet: str, places: Mapping[str, int]
+    ) -> None:
+        super().__init__(table, path, options)
+        self._sheet, self._places = sheet, places
+
+    def blocks(
+        self, numbers: Sequence[str], time: str | None, series: Sequence[str], part: int
+    ) -> Iterator[Block]:
+        """See `Table.blocks`; formulas without results are refused, which would count as missing values."""
+        read = [*numbers, *series, *([] if time is None else columns_of_time(time, self.columns))]
+        lacking = {self._places[name]: name for name in read if self._table.column(name).null_count}
+        if lacking and (found := _without_result(self.path, self._sheet, lacking)):
+            place, cell = found
+            raise DataError(
+                f"{self.path}: column {lacking[place]!r} holds formulas without results, the first in the cell {cell}. "
+                "Open the file in Excel or LibreOffice and save it, which stores the results; or leave the column out."
+            )
+        yield from super().blocks(numbers, time, series, part)
 
 
 def excel_table(path: Path, options: TableOptions) -> FrameTable:
@@ -56,7 +89,7 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
     names = names_of(named) if header else [str(place) for place in range(width)]
     body = rows[top:]
     columns = [_column([row[place] for row in body], missing) for place in range(width)]
-    notes = []
+    notes, places = [], list(range(width))
     if unnamed := names.count(""):
         if unnamed == width:
             raise DataError(
@@ -67,9 +100,10 @@ def excel_table(path: Path, options: TableOptions) -> FrameTable:
             if unnamed > 1
             else "without a column that has no name"
         )
-        named_places = [place for place, name in enumerate(names) if name]
-        columns, names = [columns[place] for place in named_places], [names[place] for place in named_places]
-    table = FrameTable(pa.Table.from_arrays(columns, names), path, options)
+        places = [place for place, name in enumerate(names) if name]
+        columns, names = [columns[place] for place in places], [names[place] for place in places]
+    placed = dict(zip(names, places, strict=True))
+    table = ExcelTable(pa.Table.from_arrays(columns, names), path, options, name, placed)
     if options.sheet is None and len(sheets) > 1:
         notes.append(f"the sheet {name!r}, the first of {len(sheets)}")
     if top > 1:
@@ -125,6 +159,48 @@ def _sheet(path: Path, options: TableOptions) -> tuple[str, list[str], list[list
     except (*wrong, OSError, EOFError, IndexError, AttributeError) as error:
         raise DataError(f"{path} cannot be read as an Excel file: {error}") from error
     return name, sheets, rows
+
+
+def _without_result(path: Path, sheet: str, places: Collection[int]) -> tuple[int, str] | None:
+    """The place and the name of the first cell in some columns with a formula that nothing computed; None without one.
+
+    Programs that do not compute write formulas without their results.
+    """
+    import zipfile
+
+    import openpyxl
+
+    with zipfile.ZipFile(path) as archive:
+        if not any(_holds_formulas(archive, part) for part in archive.namelist()):
+            return None
+    with contextlib.ExitStack() as opened:
+        stored, written = (
+            opened.enter_context(
+                contextlib.closing(openpyxl.load_workbook(path, read_only=True, data_only=only))
+            )[sheet]
+            for only in (True, False)
+        )
+        stored.reset_dimensions()
+        written.reset_dimensions()
+        for results, formulas in zip(stored.iter_rows(), written.iter_rows(), strict=True):
+            for place in places:
+                # A result that is an empty text is one.
+                if (
+                    place < len(formulas)
+                    and formulas[place].data_type == "f"
+                    and results[place].value is None
+                    and results[place].data_type != "str"
+                ):
+                    return place, formulas[place].coordinate
+    return None
+
+
+def _holds_formulas(archive: Any, part: str) -> bool:
+    """True if a part of a file is a sheet with formulas, in a fraction of the time that reading its cells takes."""
+    if not part.startswith("xl/worksheets/"):
+        return False
+    with archive.open(part) as file:
+        return any(b"<f" in block for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _check_parts(path: Path) -> None:
