@@ -89,6 +89,13 @@ def test_table_of_the_future_is_looked_up(tmp_path):
     assert data.ahead.rows("a", times(12, 13)).tolist() == [[12], [13]]
 
 
+def test_table_of_the_future_may_spell_the_series_in_another_way(tmp_path):
+    path = write(tmp_path / "s.csv", 10, 10, shops=["1.0", "2.0"])
+    future = write(tmp_path / "f.csv", 0, 14, shops="12", header="date,shop,price")
+    ahead = open_known([path], READING, ["price"], [future]).ahead
+    assert ahead.rows("1.0", times(12, 13)).tolist() == [[12], [13]]
+
+
 def test_missing_rows_and_values_are_named(tmp_path):
     path = write(tmp_path / "s.csv", 10, 14, holes=[("b", 12)])
     ahead = open_known([path], READING, ["price"]).ahead

@@ -187,6 +187,18 @@ def test_formulas_of_columns_that_are_not_read_need_no_results(tmp_path):
     assert open_series(path, Reading(targets=["n"], features=["n"])).values.ravel().tolist() == [1, 2, 3, 4]
 
 
+def test_words_of_a_sheet_are_missing_values_among_numbers_only(tmp_path):
+    days = [f"2024-01-{day:02}" for day in range(1, 5)]
+    shops = ["NA", "NA", "n/a", "n/a"]
+    path = written(tmp_path, "xlsx", {"date": days, "s": shops, "y": ["1.5", "closed", "2.5", "NA"]})
+    reading = Reading(targets=["y"], features=["y"], series_column="s", missing="drop")
+    data = open_series(path, reading, table=TableOptions(missing_values=["closed"]))
+    assert [(name, data.values[first:stop, 0].tolist()) for first, stop, name in data.segments] == [
+        ("NA", [1.5]),
+        ("n/a", [2.5]),
+    ]
+
+
 def test_word_among_numbers_of_a_sheet_is_named(tmp_path):
     path = written(tmp_path, "xlsx", {"y": ["1.5", "closed"]})
     with pytest.raises(DataError, match="column 'y' holds 'closed' in data row 2"):

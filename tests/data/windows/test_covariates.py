@@ -159,6 +159,10 @@ def test_names_of_all_series_are_looked_through_once():
     assert Counted.passes == 1
 
 
+def test_ids_of_series_are_known_in_the_spelling_of_other_tables():
+    assert Covariates(series=("1.0", "True")).ids(["true", "1", "2"]).tolist() == [2, 1, 0]
+
+
 # In Berlin the clock goes from 2:00 to 3:00 on 31 March 2024, at 1:00 UTC, a Sunday, and back on 27 October.
 @pytest.mark.parametrize(("change", "before", "after"), [("2024-03-31T01", 1, 2), ("2024-10-27T01", 2, 1)])
 def test_calendar_of_zoned_times_is_that_of_the_clock_on_the_wall(data, monkeypatch, change, before, after):

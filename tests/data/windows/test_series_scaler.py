@@ -82,6 +82,11 @@ def test_small_series_beside_one_of_huge_numbers_keeps_its_own_scale():
     np.testing.assert_allclose(scale[0], [2, 2], rtol=0.3)
 
 
+def test_series_is_known_in_the_spelling_of_other_tables():
+    scaler, _ = fitted(data_of(normal(5, 2), normal(9, 1), names=["1.0", "True"]))
+    assert scaler.known(["true", "1", "2"]).tolist() == [1, 0, -1]
+
+
 def test_unknown_series_is_scaled_by_its_own_window():
     scaler, _ = fitted(data_of(normal(5, 2), normal(9, 1)))
     past = np.stack([normal(1e4, 50, rows=12), np.full((12, 2), 3.0)])

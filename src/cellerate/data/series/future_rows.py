@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from cellerate.data.series.columns import MissingColumnError
 from cellerate.data.series.rows_read import EmptyColumnsError
 from cellerate.data.series.series import SeriesData, open_series
 from cellerate.data.settings import Reading, TableOptions
-from cellerate.data.tables import as_sources, check_readers, find_tables
+from cellerate.data.tables import BySeries, as_sources, check_readers, find_tables
 from cellerate.errors import DataError
 from cellerate.listener import SILENT, Callbacks, Listener
 from cellerate.messages import argument
@@ -108,7 +108,7 @@ class FutureRows:
             ) from error
 
     @functools.cached_property
-    def _stretches(self) -> Mapping[str, list[tuple[int, int]]]:
+    def _stretches(self) -> BySeries[list[tuple[int, int]]]:
         data = self._data
         found: dict[str, list[tuple[int, int]]] = {}
         following = [*data.segments[1:], (len(data.values), 0, None)]
@@ -118,7 +118,7 @@ class FutureRows:
             if data.packed_with is not None and stop < begin:
                 end = begin if after in (series, None) else _end_of_series(data, stop, begin)
                 found[series] += self._whole(stop, end)
-        return found
+        return BySeries(found)
 
     def _whole(self, first: int, stop: int) -> list[tuple[int, int]]:
         """The stretches of rows in which no column misses a value."""

@@ -6,6 +6,7 @@ A table is read block by block; `data.series` decides the meaning of its columns
 from cellerate.data.tables.frames import Frame, Tables, as_sources
 from cellerate.data.tables.joined_times import columns_of_time, of_parts, with_clock
 from cellerate.data.tables.npy_table import NpyTable
+from cellerate.data.tables.series_keys import BySeries
 from cellerate.data.tables.table import Table
 from cellerate.data.tables.tables import Block, check_readers, find_tables, open_tables
 from cellerate.data.tables.wide_table import SERIES, VALUE, WideTable
@@ -14,6 +15,7 @@ __all__ = [
     "SERIES",
     "VALUE",
     "Block",
+    "BySeries",
     "Frame",
     "NpyTable",
     "Table",

@@ -63,8 +63,9 @@ class ArrowTable(TableFile):
         return 0
 
     def _numbers(self, values: Any, column: str, row: int) -> np.ndarray:
-        if column in self.forms and is_text(values):
-            values = self.forms[column].plain_all(self._texts(values))
+        if is_text(values):
+            values = self._texts(values)
+            values = self.forms[column].plain_all(values) if column in self.forms else values
         return as_float(values, self.path, column, row)
 
     def _texts(self, values: Any) -> Any:

@@ -232,11 +232,17 @@ def _name(value: Any) -> str:
 
 
 def _column(values: list[Any], missing: Collection[str]) -> Any:
-    """An Arrow array: of numbers or of times if all values are, else of strings."""
+    """An Arrow array: of numbers or of times if all values are, else of strings, as they stand.
+
+    Only the reader of a text knows if "NA" is a missing value or the id of a series.
+    """
     import pyarrow as pa
 
+    texts = values
     values = [None if isinstance(value, str) and value.strip() in missing else value for value in values]
-    there = [value for value in values if value is not None]
+    # A column of such words alone may be ids.
+    known = values if any(value is not None for value in values) else texts
+    there = [value for value in known if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in there):
         # Arrow refuses whole numbers that float64 has to round.
         numbers = [None if value is None else float(value) for value in values]
@@ -249,4 +255,4 @@ def _column(values: list[Any], missing: Collection[str]) -> Any:
             for value in values
         ]
         return pa.array(whole, pa.timestamp("us"))
-    return pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pa.array([None if value is None else str(value) for value in texts], pa.string())

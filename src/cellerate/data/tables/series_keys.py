@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -15,6 +17,36 @@ from cellerate.errors import DataError
 JOINED_BY = " / "
 # Below it, float64 has every whole number.
 _WHOLE = 2**53
+_SPELLED = re.compile(
+    r"([+-]?\d+)\.0+|(\d{4}-\d\d-\d\d)[T ]00:00(?::00(?:\.0+)?)?|(true|false)", re.IGNORECASE | re.ASCII
+)
+_Value = TypeVar("_Value")
+
+
+class BySeries(Generic[_Value]):
+    """Values of series by their ids, also as another format of table writes them.
+
+    A frame has the ids 1 and true where the CSV file that pandas writes of it has 1.0 and True. An id as it stands goes
+    first, and one of several that differ in this only is found as it stands alone.
+
+    Args:
+        values: The value of each id.
+    """
+
+    def __init__(self, values: Mapping[str, _Value]) -> None:
+        self._values = values
+
+    def get(self, name: str, default: _Value) -> _Value:
+        """The value of a series, or the default."""
+        if name in self._values:
+            return self._values[name]
+        return self._alike.get(_usual(name), default)
+
+    @functools.cached_property
+    def _alike(self) -> dict[str, _Value]:
+        usual = {name: _usual(name) for name in self._values}
+        counts = Counter(usual.values())
+        return {usual[name]: value for name, value in self._values.items() if counts[usual[name]] == 1}
 
 
 def series_of(
@@ -77,3 +109,9 @@ def _texts(values: Any) -> list[str]:
 
 def _escaped(text: str) -> str:
     return re.sub(r"(?<= )(/+)(?= )", r"\1/", text)
+
+
+def _usual(name: str) -> str:
+    """An id with whole numbers without decimals, dates without midnight, and truth values in small letters."""
+    found = [(part, _SPELLED.fullmatch(part)) for part in name.split(JOINED_BY)]
+    return JOINED_BY.join(match[match.lastindex or 0].lower() if match else part for part, match in found)

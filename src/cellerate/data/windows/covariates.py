@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cellerate.data.series import SeriesData
+from cellerate.data.tables import BySeries
 from cellerate.data.times import Calendar, check_times, to_local
 from cellerate.data.windows.scaler import Scaler, scaled
 from cellerate.data.windows.series_scaler import SeriesScaler
@@ -79,9 +80,9 @@ class Covariates:
         return np.array([self._ids.get(name, UNKNOWN_SERIES) for name in names], np.int32)
 
     @functools.cached_property
-    def _ids(self) -> Mapping[str, int]:
+    def _ids(self) -> BySeries[int]:
         """The id of each series by its name; cached, because a server looks ids up one at a time."""
-        return {name: place for place, name in enumerate(self.series or (), start=1)}
+        return BySeries({name: place for place, name in enumerate(self.series or (), start=1)})
 
     def to_config(self) -> dict[str, Any]:
         """A description for `from_config`, ready for JSON."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cellerate.data.tables import BySeries
 from cellerate.data.windows.scaler import Scaler, check_sizes, held_by, moments
 from cellerate.errors import DataError, ModelError
 from cellerate.messages import argument
@@ -56,7 +57,7 @@ class SeriesScaler:
         self.usual = usual
         self._mean, self._scale = mean, scale
         self._usual = UsualScale.of(mean, scale, usual)
-        self._place = {name: place for place, name in enumerate(self.names)}
+        self._place = BySeries({name: place for place, name in enumerate(self.names)})
 
     @classmethod
     def fit(cls, part: SeriesPart, usual: Scaler) -> SeriesScaler:
