@@ -352,3 +352,11 @@ def test_writing_many_times_looks_at_all_of_them_once(monkeypatch):
     times = np.datetime64("2020-01-01", "us") + np.arange(50) * np.timedelta64(1, "D")
     assert TimeForm("text", "%d.%m.%Y").write(times)[:2] == ["01.01.2020", "02.01.2020"]
     assert calls == [50]
+
+
+@pytest.mark.parametrize(("frequency", "notes"), [(None, 1), ("14 days", 0)])
+def test_rows_on_two_days_of_each_month_are_noted(opened, frequency, notes):
+    rows = [f"2024-{month:02}-{day:02},1" for month in range(1, 7) for day in (1, 15)]
+    found = opened(rows, frequency=frequency).notes
+    assert len(found) == notes
+    assert all("two rows a month, 14 to 17 days apart, count as a row every 14 days" in one for one in found)

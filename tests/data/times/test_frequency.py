@@ -6,6 +6,7 @@ import pytest
 from cellerate.data.times.frequency import (
     Frequency,
     check_agreement,
+    days_apart,
     find_frequency,
     parse_frequency,
     season_of,
@@ -273,6 +274,33 @@ def test_other_steps_are_another_frequency(one, other, another):
     found = [parse_frequency(text) for text in (one, other)]
     assert found[0].is_another(found[1]) == found[1].is_another(found[0]) == another
     assert not found[0].is_another(Frequency("number", 1e9))
+
+
+def test_rows_on_two_days_of_each_month_are_known():
+    firsts, ends = months("2023-01", "2024-12"), months("2023-01", "2024-12", end=True)
+    middles = firsts + np.timedelta64(14, "D")
+    work = [on_weekdays(middles, "forward"), on_weekdays(ends, "backward")]
+
+    def apart(rows, inside=None):
+        inside = np.ones(len(rows) - 1, bool) if inside is None else inside
+        return days_apart(find_frequency(rows, inside), rows, inside)
+
+    begin_and_middle = np.sort(np.concatenate([firsts, middles]))
+    assert apart(begin_and_middle) == apart(begin_and_middle[1:]) == (14, 17)
+    assert apart(np.sort(np.concatenate([middles, ends]))) == (13, 16)
+    assert apart(begin_and_middle[:4]) == (14, 17)
+    several = np.concatenate([begin_and_middle[:9], begin_and_middle[3:20]])
+    assert apart(several, np.arange(25) != 8) == (14, 17)
+    # On other days in each month, in constant steps, and with more rows in a month.
+    for rows in (
+        np.sort(np.concatenate(work)),
+        every("2023-01-01", 100, 14, "D"),
+        every("2023-01-01", 100, 15, "D"),
+        np.sort(np.concatenate([begin_and_middle, firsts + np.timedelta64(6, "D")])),
+        np.delete(begin_and_middle, [4, 5]),
+        firsts,
+    ):
+        assert apart(rows) is None
 
 
 def test_named_frequency_takes_its_day_from_the_times():

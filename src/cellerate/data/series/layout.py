@@ -22,6 +22,7 @@ from cellerate.data.times import (
     Frequency,
     TimeForm,
     check_agreement,
+    days_apart,
     find_frequency,
     parse_frequency,
     settled,
@@ -72,15 +73,23 @@ class Layout:
         segments: (S, 3) int64: first row, row after the last, number of the series.
         step: The median time step, () timedelta64 or float64; an empty array without times.
         frequency: The frequency of the rows; None without times.
+        apart: The least and the most days between rows on two days of each month; None for others.
     """
 
     segments: np.ndarray
     step: np.ndarray
     frequency: Frequency | None
+    apart: tuple[int, int] | None = None
 
     @property
     def notes(self) -> list[str]:
         """The messages on the frequency."""
+        if self.apart is not None and self.frequency is not None:
+            least, most = self.apart
+            return [
+                f"two rows a month, {least} to {most} days apart, count as a row every {self.frequency.each}: the "
+                "times of forecasts move away from these days of the month. One row a month would keep them"
+            ]
         holidays = self.frequency.holidays if self.frequency is not None else ()
         if not holidays:
             return []
@@ -120,7 +129,7 @@ def lay_out(
         DataError: There is a gap and `gaps` is "error", series have frequencies of their own, or no row is left.
     """
     ends, form = np.cumsum(counts), form or TimeForm()
-    step, frequency = np.empty(0), None
+    step, frequency, apart = np.empty(0), None, None
     if times is not None:
         some, series, inside = _sample(times, ends)
         step = _median(np.diff(some)[inside])
@@ -132,6 +141,7 @@ def lay_out(
             if frequency is not None and reading.gaps == "split" and several:
                 whole = len(some) if len(some) == len(times) else _MEDIAN_ROWS // _MEDIAN_STRETCHES
                 check_agreement(frequency, some[:whole], series[:whole], names)
+            apart = None if frequency is None else days_apart(frequency, some, inside)
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     kept_before = False
@@ -147,7 +157,8 @@ def lay_out(
         raise DataError(
             "no row is left: every row misses a value. Leave out the columns that are mostly empty."
         )
-    return Layout(np.stack([begin, end, np.searchsorted(ends, begin, side="right")], axis=1), step, frequency)
+    segments = np.stack([begin, end, np.searchsorted(ends, begin, side="right")], axis=1)
+    return Layout(segments, step, frequency, apart)
 
 
 @dataclasses.dataclass(frozen=True)

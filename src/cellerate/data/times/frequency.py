@@ -48,6 +48,8 @@ _MONTH_END, _FIRST_WEEKDAY, _LAST_WEEKDAY = 31, 32, 33
 # How many days holidays move the first or last business day of a month.
 _MOVED = np.timedelta64(3, "D")
 _OF_ITS_OWN_STEPS = 8
+# The least and the most days between rows of which a month has two.
+_HALF_A_MONTH = 13, 17
 # The range of NumPy's times, in microseconds.
 _MOST_STEP = 2.0**63
 
@@ -262,6 +264,27 @@ def settled(wanted: Frequency, times: np.ndarray, inside: np.ndarray, zone: str)
     days = _days_of_months(times, zone) if wanted.unit == "month" else None
     day, zone = days or (0, zone)
     return dataclasses.replace(wanted, day=day, zone=zone)
+
+
+def days_apart(frequency: Frequency, times: np.ndarray, inside: np.ndarray) -> tuple[int, int] | None:
+    """The least and the most days between rows on two days of each month, which no frequency keeps; None for others.
+
+    Args:
+        frequency: The one that was found.
+        times: See `find_frequency`; dates.
+        inside: See `find_frequency`.
+    """
+    least, most = _HALF_A_MONTH
+    if frequency.unit != "time" or not least <= frequency.step / _UNITS_US["day"] <= most:
+        return None
+    days = to_local(times, frequency.zone).astype("datetime64[D]")
+    steps, months = np.diff(days)[inside].astype(np.int64), np.diff(_months(days))
+    together = inside & (months == 0)
+    first, second = np.append(together, False), np.insert(together, 0, False)
+    regular = (months[inside] <= 1).all() and not (first & second).any() and (steps != steps[0]).any()
+    if not regular or not together.any() or None in (_day_of_month(days[first]), _day_of_month(days[second])):
+        return None
+    return int(steps.min()), int(steps.max())
 
 
 def season_of(frequency: Frequency | None) -> int | None:
