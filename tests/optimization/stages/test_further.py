@@ -211,20 +211,3 @@ def test_learning_rates_equal_the_defaults_of_compress():
 
     for function, rate in ((prune, LEARNING_RATE), (distill, LEARNING_RATE), (quantize, GENTLE_RATE)):
         assert inspect.signature(function).parameters["learning_rate"].default == rate
-
-
-def test_training_that_is_stopped_needs_its_steps_and_not_its_first_one_again_and_again(context, monkeypatch):
-    clock = 100.0
-    monkeypatch.setattr("cellerate.optimization.context.time.perf_counter", lambda: clock)
-    stopped = Context(
-        **{field.name: getattr(context, field.name) for field in dataclasses.fields(Context) if field.init}
-    )
-    stopped.listener = SimpleNamespace(step=lambda *seen: None)
-    stopped.share_s, stopped.deadline = 4.0, 104.0
-    # Another training, and compiling this one, took 20 s; each further step takes 0.1 s.
-    clock = 120.0
-    stopped._step(1, 50, 1.0)
-    clock = 120.1
-    with pytest.raises(OutOfTimeError, match=r"stopped after 20 s.*: step 2 of 50 of a training") as found:
-        stopped._step(2, 50, 1.0)
-    assert found.value.needs_s == pytest.approx(20.1 + 48 * 0.1)
