@@ -1,5 +1,7 @@
 """Cellerate's models in other libraries: forecasters for sktime and Darts, packed models as a flavour of MLflow."""
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,5 +1,7 @@
 """`DartsLSTM`: a forecaster of Cellerate for Darts."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -84,7 +86,7 @@ class DartsLSTM(GlobalForecastingModel):
         past_covariates: _OneOrMore | None = None,
         future_covariates: _OneOrMore | None = None,
         verbose: bool | None = None,
-    ) -> "DartsLSTM":
+    ) -> DartsLSTM:
         """Trains the model; the arguments are those of Darts's global models.
 
         Raises:

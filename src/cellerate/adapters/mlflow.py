@@ -4,6 +4,8 @@ The flavour "cellerate" keeps the `.cell` file unchanged. MLflow's own tools cal
 answers prompts with texts, rows of a series with a forecast, lines with vectors, and passes other data to `predict`.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
@@ -93,7 +95,7 @@ def load_model(
     return load(Path(artifacts.download_artifacts(model_uri)) / _FILE, device=device, public_key=public_key)
 
 
-def _load_pyfunc(path: str) -> "CellFunction":
+def _load_pyfunc(path: str) -> CellFunction:
     return CellFunction(load(path))
 
 

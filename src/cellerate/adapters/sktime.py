@@ -1,5 +1,7 @@
 """`SktimeLSTM`: a forecaster of Cellerate for sktime."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +101,7 @@ class SktimeLSTM(BaseForecaster):
         small = {"window": 2, "units": 4, "epochs": 1, "validation_fraction": 0.4}
         return [small, {**small, "layers": 2, "options": {"residual": False}}]
 
-    def _fit(self, y: pd.DataFrame, X: pd.DataFrame | None, fh: ForecastingHorizon) -> "SktimeLSTM":
+    def _fit(self, y: pd.DataFrame, X: pd.DataFrame | None, fh: ForecastingHorizon) -> SktimeLSTM:
         # `_update` adds rows to these; the base class need not keep its own.
         self._cur_y, self._cur_X = y, X
         horizon = int(fh.to_relative(self.cutoff).to_numpy().max())
@@ -124,7 +126,7 @@ class SktimeLSTM(BaseForecaster):
 
     def _update(
         self, y: pd.DataFrame, X: pd.DataFrame | None = None, update_params: bool = True
-    ) -> "SktimeLSTM":
+    ) -> SktimeLSTM:
         y = update_data(self._cur_y, y)
         if X is not None:
             X = X if self._cur_X is None else update_data(self._cur_X, X)

@@ -3,6 +3,8 @@
 Both adapters train and forecast with it, so that they only implement the interfaces of their libraries.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -80,9 +82,7 @@ class Trained:
     cell: bytes
 
     @classmethod
-    def on(
-        cls, series: Sequence[Rows], *, window: int, horizon: int, settings: Mapping[str, Any]
-    ) -> "Trained":
+    def on(cls, series: Sequence[Rows], *, window: int, horizon: int, settings: Mapping[str, Any]) -> Trained:
         """Trains a forecaster on some series, up to their last rows.
 
         Args:

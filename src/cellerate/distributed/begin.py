@@ -3,6 +3,8 @@
 It runs as a file, without the package, so that it takes no time: `python begin.py PARENT 0,1 PROGRAM ARGUMENT...`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os

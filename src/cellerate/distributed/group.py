@@ -4,6 +4,8 @@ torchrun, Slurm scripts, Ray and `cellerate train --processes` all say it in the
 `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import os

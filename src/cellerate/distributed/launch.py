@@ -1,5 +1,7 @@
 """Starts the processes of a group on this machine, and ends them all if one fails."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -140,7 +142,7 @@ def _step_seconds(run: Callable[[int, Mapping[str, str]], int], count: int, fold
         return float(json.loads(result.read_text())["step_s"]["1"])
 
 
-def _first_failure(started: Sequence["subprocess.Popen[bytes]"]) -> tuple[int, int] | None:
+def _first_failure(started: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
     """Waits for all processes; returns the number and exit code of the first that failed. The others then soon end."""
     failed: tuple[int, int] | None = None
     deadline = float("inf")
@@ -159,7 +161,7 @@ def _first_failure(started: Sequence["subprocess.Popen[bytes]"]) -> tuple[int, i
 
 
 @contextlib.contextmanager
-def _passed_on(started: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+def _passed_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Passes Ctrl-C and SIGTERM on to all processes, which end by themselves."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,8 @@ link. The prediction assumes that all devices are as fast as the measured one, a
 the computation; so the truth is usually better than the prediction.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math

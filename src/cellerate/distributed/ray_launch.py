@@ -5,6 +5,8 @@ processes train together as they do without Ray. What a run has done is in its c
 the steps since the last one.
 """
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os
@@ -164,7 +166,7 @@ def _trainer(config: dict[str, Any], run: Path, workers: int | tuple[int, int], 
     )
 
 
-def _train(trainer: Any, listener: "_Listener") -> None:
+def _train(trainer: Any, listener: _Listener) -> None:
     """Runs the workers to their end, and shows meanwhile what they say.
 
     Raises:
@@ -197,7 +199,7 @@ class _Listener:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
-    def __enter__(self) -> "_Listener":
+    def __enter__(self) -> _Listener:
         self._thread.start()
         return self
 
@@ -263,7 +265,7 @@ def _again(command: Sequence[str]) -> list[str]:
     return [*(word for word in command if word not in ("--resume", "--overwrite")), "--resume"]
 
 
-def _heard(process: "subprocess.Popen[str]", said: Any) -> tuple[int, str, str]:
+def _heard(process: subprocess.Popen[str], said: Any) -> tuple[int, str, str]:
     """Passes on a process's messages until it ends; returns its exit code, its results and its last message."""
     results: list[str] = []
     reader = threading.Thread(target=lambda: results.extend(process.stdout or ()))

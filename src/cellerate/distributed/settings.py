@@ -1,5 +1,7 @@
 """In how many processes a training runs, and what starts them. Nothing heavy is imported here: the options need it."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from cellerate.errors import ConfigError

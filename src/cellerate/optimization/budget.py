@@ -3,6 +3,8 @@
 The time is divided again before each stage, so later stages get the time that a stage leaves.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -4,6 +4,8 @@ Keras's ways to use a model and ours are timed by the same rules, so that they c
 turns, because other programs change the speed of the machine.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import statistics

@@ -3,6 +3,8 @@
 Candidates are packed, judged, timed and saved here, the same for all stages.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import time

@@ -1,5 +1,7 @@
 """Judges an exported model beside the original at its task, in the runtime of the export."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,6 +3,8 @@
 It shows which stages cannot help here, so that the run spends no time on them.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Callable

@@ -4,6 +4,8 @@ Two models judged on the same data are compared block by block. This shows far s
 comparing two means, each with its own error.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -3,6 +3,8 @@
 Stages report facts and leave formatting to a listener, so a notebook or a test can listen too.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
 

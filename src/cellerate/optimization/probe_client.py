@@ -3,6 +3,8 @@
 This module runs in the main process, so it imports nothing that measures.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -219,7 +221,7 @@ class Probe(MeasuringProcess):
         )
 
 
-def _listen(process: subprocess.Popen[str], answers: "queue.Queue[str]") -> None:
+def _listen(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
     assert process.stdout is not None  # noqa: S101 (it is a pipe)
     with contextlib.suppress(ValueError):  # closed while being read
         for line in process.stdout:

@@ -5,6 +5,8 @@ must be measured in a process that did nothing else. A process that runs out of 
 `probe_client` starts this process.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os

@@ -4,6 +4,8 @@ Contestants run in separate processes: one with Keras alone, which never loads o
 train. A waiting process uses no processor time.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """Runs the stages: chooses the next one, gives it time, and handles failures."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math

@@ -3,6 +3,8 @@
 The command line makes its options from this module, so nothing heavy is imported here.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, get_args

@@ -1,5 +1,7 @@
 """The files of a run, so that an interrupted run can continue where it stopped."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 

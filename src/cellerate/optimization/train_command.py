@@ -1,5 +1,7 @@
 """The complete command for future training, with the model's architecture and the chosen settings."""
 
+from __future__ import annotations
+
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence

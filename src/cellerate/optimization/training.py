@@ -1,5 +1,7 @@
 """The training of the model, according to its record."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 

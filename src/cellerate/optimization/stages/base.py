@@ -1,5 +1,7 @@
 """The base class of stages."""
 
+from __future__ import annotations
+
 import abc
 from typing import ClassVar
 

@@ -1,5 +1,7 @@
 """The baseline: the model as its user runs it today, in processes that never load our kernels."""
 
+from __future__ import annotations
+
 import math
 import time
 

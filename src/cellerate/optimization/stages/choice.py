@@ -1,5 +1,7 @@
 """The choice among the models of a run: the models that may be chosen, the best one, and the Pareto front."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 

@@ -3,6 +3,8 @@
 All stages that train share one number of steps where possible, so that one control serves them all.
 """
 
+from __future__ import annotations
+
 from cellerate.format import percent
 from cellerate.optimization.context import Context, OutOfTimeError
 from cellerate.report.effects import loss_reach

@@ -1,5 +1,7 @@
 """Kernels: the same training on Cellerate's kernels, beside Keras's."""
 
+from __future__ import annotations
+
 import dataclasses
 
 from cellerate.format import milliseconds

@@ -1,5 +1,7 @@
 """The classes of the stages, and which of them a run needs."""
 
+from __future__ import annotations
+
 import pkgutil
 
 from cellerate.optimization.settings import OptimizeSettings

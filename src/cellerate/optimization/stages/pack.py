@@ -1,5 +1,7 @@
 """Pack: the same model in float32, run by the native core, checked to give the same predictions."""
 
+from __future__ import annotations
+
 from cellerate.errors import ModelError
 from cellerate.format import percent, short
 from cellerate.optimization.context import PACKED, Context

@@ -1,5 +1,7 @@
 """Pipeline: the wait of training for its data."""
 
+from __future__ import annotations
+
 from cellerate.format import percent
 from cellerate.optimization.clocks import MEASURED_S
 from cellerate.optimization.context import Context

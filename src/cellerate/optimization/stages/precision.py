@@ -1,5 +1,7 @@
 """Precision: tries each dtype policy on the model and its data, and keeps it if it is faster and learns as well."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 

@@ -4,6 +4,8 @@ Only this module reads the test part, and only after everything is chosen: quali
 biased by the choice.
 """
 
+from __future__ import annotations
+
 import dataclasses
 
 from cellerate.format import percent

@@ -4,6 +4,8 @@ The speed of a machine changes while other programs run on it, so two timings fr
 than the contestants do. A race times contestants side by side, and its turns show whether a difference is noise.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +44,7 @@ class Timed:
     step: TrainingStep
     turns: tuple[Timing, ...]
 
-    def order(self, other: "Timed") -> Order:
+    def order(self, other: Timed) -> Order:
         """Compare another way of the same race with this one, by the time of a row (or id)."""
         here, there = (each.step.items_per_s * each.step.step_ms for each in (self, other))
         ratios = order_of(self.turns, other.turns).ratios
@@ -96,7 +98,7 @@ def race_trainings(context: Context, name: str, ways: Sequence[TrainingWay]) -> 
     return [next(raced).result(name) if isinstance(one, Training) else one for one in ready]
 
 
-def _clear(racing: Sequence["_Racing"]) -> bool:
+def _clear(racing: Sequence[_Racing]) -> bool:
     """Return True if the turns agree how each contestant compares with the first."""
     turns = [one.turns for one in racing if one.error is None]
     return all(order_of(turns[0], other).certain for other in turns[1:])

@@ -5,6 +5,8 @@ The rows give the order of listing; the worth of each stage gives the order of r
 A row gives its class as a string, because the command line offers the stages before Keras is imported.
 """
 
+from __future__ import annotations
+
 _HERE = "cellerate.optimization.stages"
 
 STAGES: dict[str, str] = {

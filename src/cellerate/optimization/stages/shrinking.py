@@ -1,5 +1,7 @@
 """Quantise, prune, distil: smaller models, each judged as it will be used, and kept if it is good enough."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Training steps: their time, and the gain of a change."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from cellerate.optimization.probe_client import Probe

@@ -1,5 +1,7 @@
 """Batch size and sequence length: measures curves of speed and memory, and chooses from them."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 

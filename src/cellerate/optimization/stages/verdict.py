@@ -1,5 +1,7 @@
 """The verdict: all models that are good enough are timed in turns, and the best is chosen if it keeps its promise."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import shutil

@@ -3,6 +3,8 @@
 A row names a setting, the record that has it, and the notation for several values.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import math

@@ -1,5 +1,7 @@
 """The command that trains the chosen point of a sweep, complete."""
 
+from __future__ import annotations
+
 import os
 import shlex
 from typing import Any

@@ -1,5 +1,7 @@
 """Where points are trained: the variables that make a process see only the CPU, or the GPU, on each backend."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 
 from cellerate.errors import BackendError

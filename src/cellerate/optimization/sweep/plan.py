@@ -1,5 +1,7 @@
 """The points of a sweep: the combinations of settings, and the points that fit into the time."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import json

@@ -4,6 +4,8 @@ It opens the data, builds the model as `cellerate train` would, and trains the r
 between it judges the model on the validation part. `points` starts it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import math
@@ -65,7 +67,7 @@ class _Judge:
     loss: Any
 
     @classmethod
-    def of(cls, source: BatchSource | None, loss: Any) -> "_Judge":
+    def of(cls, source: BatchSource | None, loss: Any) -> _Judge:
         """A judge on batches that are spread over a part of the data."""
         if source is None:
             return cls([], loss)

@@ -1,5 +1,7 @@
 """Points in training: their processes, their turns, and their entries in the record."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 from pathlib import Path

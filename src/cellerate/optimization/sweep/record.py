@@ -3,6 +3,8 @@
 It needs no framework, and the page and the table are drawn from it alone.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math

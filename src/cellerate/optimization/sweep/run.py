@@ -5,6 +5,8 @@ memory holds; they take turns in changing order, so that a slow minute of the ma
 takes part in every heat.
 """
 
+from __future__ import annotations
+
 import contextlib
 import random
 import shutil

@@ -5,6 +5,8 @@ validation part is trained once more beside the control, in turns and equally lo
 part.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math

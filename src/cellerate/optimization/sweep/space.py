@@ -1,5 +1,7 @@
 """The space of a search: the values that Optuna may draw, given as lists and ranges like those of a sweep."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -4,6 +4,8 @@ Only this module imports Optuna. Every process asks for a trial, trains it, and 
 began the search ends it, and the others help.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import hashlib

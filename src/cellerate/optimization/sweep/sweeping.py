@@ -1,5 +1,7 @@
 """`sweep`: trains with several settings side by side, and measures their effects."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json

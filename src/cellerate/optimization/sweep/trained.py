@@ -1,5 +1,7 @@
 """The settings of a trained model, from its record, for a sweep that continues its training."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -3,6 +3,8 @@
 Everything is computed from the record. Functions import NumPy, because the command line imports this module.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal

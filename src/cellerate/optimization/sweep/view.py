@@ -1,5 +1,7 @@
 """A sweep for people: lines of a terminal, the page and its charts, from the record alone."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import textwrap

@@ -3,6 +3,8 @@
 Stages know only this class, not texts, series or lines; each task has a subclass.
 """
 
+from __future__ import annotations
+
 import abc
 from collections.abc import Iterable, Sequence
 from pathlib import Path

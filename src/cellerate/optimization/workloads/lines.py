@@ -1,5 +1,7 @@
 """The workload of the embed task: the share of characters reconstructed, and lines per second."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

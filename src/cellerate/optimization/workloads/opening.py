@@ -1,5 +1,7 @@
 """Opens the workload of a trained model; each task has a row here, and a class in its own file."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The workload of the series task: the mean absolute error of forecasts, and forecasts per second."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The workload of the text task: bits per character, and characters per second."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from pathlib import Path
