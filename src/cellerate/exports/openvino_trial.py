@@ -34,7 +34,7 @@ def tried_in_openvino(path: Path, trials: list[TrialBatch]) -> str:
     except (subprocess.SubprocessError, json.JSONDecodeError):
         return "OpenVINO did not end well with it"
     if "error" in found:
-        return f"in OpenVINO: error {found['error']:.1e}"
+        return f"in OpenVINO, in float32: error {found['error']:.1e}"
     return f"OpenVINO does not read it: {found['reason']}"
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -61,6 +62,10 @@ def test_generate_with_beams_prints_the_best_continuation(cellerate, made, tmp_p
     best = load(tmp_path / "t.cell").beam_search("the ", beams=3, max_tokens=12)[0].text
     code, out, err = cellerate("generate", model, "the ", "-n", "12", "--beams", "3")
     assert (code, out, err) == (0, f"the {best}\n", "")
+    began = time.perf_counter()
+    code, out, err = cellerate("generate", model, "the ", "-n", "40", "--beams", "30", "--json")
+    # The search takes most of the time of the command.
+    assert 1e-4 < json.loads(out)["seconds"] < time.perf_counter() - began
     code, out, err = cellerate("generate", model, "the ", "--beams", "0")
     assert (code, out) == (2, "")
     assert "beams" in one_error(err)

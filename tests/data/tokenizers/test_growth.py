@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Regex, decoders, models, normalizers
 
 from cellerate.data.tokenizers.file_tokenizer import FileTokenizer
-from cellerate.data.tokenizers.growth import MOST_GROWTH, _growth, _steps
+from cellerate.data.tokenizers.growth import MOST_GROWTH, _growth, _steps, check_growth
 from cellerate.errors import DataError
 
 
@@ -19,6 +19,12 @@ def made(**parts):
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     return tokenizer.to_str()
+
+
+def test_table_that_claims_more_bytes_than_it_has_is_refused_before_the_package_takes_them():
+    config = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}}
+    with pytest.raises(DataError, match=r"table of characters has 4 bytes and says 4,294,967,295"):
+        check_growth(config)
 
 
 def precompiled(*texts):

@@ -1,9 +1,11 @@
 """A profile of a packed model: operations of a call that add up to it, and what drawing a token takes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cellerate.kernels import native
-from cellerate.observe.profiling.packed import profile_packed
+from cellerate.observe.profiling.packed import _parts, profile_packed
 from cellerate.runtime.packed import load
 from support.servers import embed_cell, text_cell
 
@@ -25,3 +27,14 @@ def test_parts_of_a_call_and_of_a_token_add_up(tmp_path):
 def test_a_model_that_draws_nothing_has_no_tokens(tmp_path):
     found = profile_packed(load(embed_cell(tmp_path / "lines.cell")), changes=False)
     assert found.generation == () and found.changes == ()
+
+
+@pytest.mark.parametrize("slower", [1.5, 0.5])
+def test_operations_that_took_longer_than_the_call_leave_nothing_below_zero(slower):
+    operation = SimpleNamespace(name="a", operation="lstm", kernel="core", seconds=1e-3, share_of_peak=None)
+    found = _parts(SimpleNamespace(seconds=1e-3 / slower, operations=[operation] * 3))
+    assert sum(part.ms for part in found) == pytest.approx(1 / slower)
+    assert min(part.ms for part in found) >= 0
+    (alone,) = _parts(SimpleNamespace(seconds=1e-3, operations=[]))
+    # NumPy computes in this time.
+    assert (alone.kind, alone.idle_ms, alone.share) == ("other", 0.0, 1.0)

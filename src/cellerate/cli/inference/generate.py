@@ -103,7 +103,9 @@ def generate(
     writer = open_writer(model, settings, vocabulary=vocabulary, device=device)
 
     def answer(line: str) -> None:
-        _write(writer.readable(line), writer.write(line), json)
+        # A search takes its time before its first piece.
+        began = time.perf_counter()
+        _write(writer.readable(line), writer.write(line), began if json else None)
 
     if prompt is not None:
         answer(prompt)
@@ -118,10 +120,9 @@ def generate(
             raise ConfigError("there is no prompt: give one behind the model, or lines on stdin.")
 
 
-def _write(prompt: str, pieces: Iterable[str], json: bool) -> None:
-    """Shows a prompt and what follows as it is written, or both as JSON."""
-    if json:
-        began = time.perf_counter()
+def _write(prompt: str, pieces: Iterable[str], began: float | None) -> None:
+    """Shows a prompt and what follows as it is written; or both as JSON, with the seconds since `began`."""
+    if began is not None:
         text = "".join(pieces)
         print_json({"prompt": prompt, "text": text, "seconds": time.perf_counter() - began})
         return

@@ -45,8 +45,9 @@ class FileTokenizer(Tokenizer):
     two characters that are not white space. If there is none within a million characters, it ends at any line
     break; if there is none either, at a million characters. So memory is bounded and the ids depend on the
     text alone. They equal the ids of the whole text for every tokenizer that joins no characters across such
-    a line break. Special tokens are not added, and the file's truncation, padding and dropout of merges are
-    switched off. The file itself decides what happens to characters it does not know.
+    a line break, except that one that puts a space before a text puts one before each piece. Special tokens
+    are not added, and the file's truncation, padding and dropout of merges are switched off. The file itself
+    decides what happens to characters it does not know.
 
     Args:
         json_text: The content of the file.

@@ -28,7 +28,7 @@ def check_growth(config: Any) -> None:
         config: The file's JSON values.
 
     Raises:
-        DataError: A character may become more than `MOST_GROWTH`.
+        DataError: A character may become more than `MOST_GROWTH`, or a table of characters claims another size.
     """
     if not isinstance(config, Mapping):
         return
@@ -90,5 +90,11 @@ def _longest(charsmap: Any) -> int:
         data = base64.b64decode(charsmap or "")
     except (binascii.Error, TypeError, ValueError):
         return 1
-    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    size = int.from_bytes(data[:4], "little")
+    if size > len(data):
+        raise DataError(
+            f"the tokenizer file is damaged: its table of characters has {len(data):,} bytes and says {size:,}, for "
+            "which the package tokenizers would take memory. Save the tokenizer again."
+        )
+    texts = data[4 + size :]
     return max(1, *map(len, texts.split(b"\0")))

@@ -86,6 +86,8 @@ def _parts(explanation: ProgramExplanation) -> tuple[Part, ...]:
     """The time of each operation of a call, and the rest, which is Python's."""
     total_ms = 1e3 * explanation.seconds
     measured = [(one, 1e3 * one.seconds) for one in explanation.operations if one.seconds]
+    if not measured:
+        return (Part("the interpreter, an operation at a time", "other", total_ms, share=1.0),)
     # Operations are timed in separate calls, which may have been slower than the median of whole calls.
     scale = min(1.0, total_ms / max(1e-9, sum(ms for _, ms in measured)))
     found = [
@@ -98,9 +100,8 @@ def _parts(explanation: ProgramExplanation) -> tuple[Part, ...]:
         )
         for one, ms in measured
     ]
-    rest = total_ms - sum(part.ms for part in found)
-    name = "checks and Python" if measured else "the interpreter, an operation at a time"
-    return (*found, Part(name, "host", rest, idle_ms=rest, share=rest / total_ms))
+    rest = max(0.0, total_ms - sum(part.ms for part in found))
+    return (*found, Part("checks and Python", "host", rest, idle_ms=rest, share=rest / total_ms))
 
 
 def _changes(
