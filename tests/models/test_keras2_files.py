@@ -4,11 +4,7 @@ Most are files of Keras 3 with Keras 2's arguments in their description; some ar
 """
 
 import functools
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -24,6 +20,7 @@ from keras import layers
 from cellerate.errors import ModelError
 from cellerate.models.keras2_files import advice
 from cellerate.models.storage import load_model
+from tests.support.keras_models.keras2_writer import written_by_keras_2
 
 pytestmark = [
     pytest.mark.keras,
@@ -195,19 +192,7 @@ for end in ("h5", "keras"):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if importlib.util.find_spec("tf_keras") is None:
-        pytest.skip("tf-keras, which writes these files, needs a Python that TensorFlow 2.21 has builds for")
-    folder = tmp_path_factory.mktemp("keras2")
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WRITE],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+    return written_by_keras_2(WRITE, tmp_path_factory.mktemp("keras2"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from cellerate.models.keras2_activations import scale_before_activations
+
 # Keras stores weights and assets uncompressed, so no genuine file grows a hundredfold. A forged one may claim any size.
 LARGEST_RATIO = 100
 _CONFIG, _H5_CONFIG = "config.json", "model_config"
@@ -57,12 +59,13 @@ def translated(source: Path, folder: Path) -> tuple[Path, str]:
         source: A `.keras` or HDF5 file.
         folder: Where to write the copy.
     """
-    copy = folder / source.name
+    copy, old = folder / source.name, of_keras_2(source)
     if source.suffix == ".keras":
         with zipfile.ZipFile(source) as archive:
             config = json.loads(archive.read(_CONFIG))
             turned = _turn(config)
-            if not _translate(config) and not turned:
+            scaled = old and _scale(config)
+            if not _translate(config) and not turned and not scaled:
                 return source, ""
             with zipfile.ZipFile(copy, "w") as written:
                 for entry in archive.infolist():
@@ -75,9 +78,9 @@ def translated(source: Path, folder: Path) -> tuple[Path, str]:
     with h5py.File(source) as file:
         stored = file.attrs.get(_H5_CONFIG)
     config = None if stored is None else json.loads(stored)
-    turned, of_cudnn = _turn(config), _make_plain(config)
+    turned, of_cudnn, scaled = _turn(config), _make_plain(config), old and _scale(config)
     # Keras 3 itself translates the shapes in such files.
-    if not _translate(config, shapes=False) and not turned and not of_cudnn:
+    if not _translate(config, shapes=False) and not turned and not of_cudnn and not scaled:
         return source, ""
     shutil.copyfile(source, copy)
     with h5py.File(copy, "r+") as file:
@@ -118,7 +121,17 @@ def writer_of(source: Path) -> str:
     import h5py
 
     with h5py.File(source) as file:
-        return str(file.attrs["keras_version"])
+        version = file.attrs["keras_version"]
+        return version.decode() if isinstance(version, bytes) else str(version)
+
+
+def of_keras_2(source: Path) -> bool:
+    """Return whether Keras 2 or 1 wrote a `.keras` or HDF5 file, whose words may mean something else in Keras 3."""
+    try:
+        return re.match(r"[12]\b", writer_of(source)) is not None
+    except KeyError:
+        # The first releases did not name themselves.
+        return source.suffix != ".keras"
 
 
 def advice(failure: str) -> str | None:
@@ -149,6 +162,15 @@ def _layers(config: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(node.values())
             if "class_name" in node and isinstance(node.get("config"), dict):
                 yield node
+
+
+def _scale(config: Any) -> bool:
+    """Keeps the meaning of each `Activation("hard_sigmoid")`, and returns whether there was one."""
+    changed = False
+    for node in _layers(config):
+        if node["class_name"] in _MODELS and isinstance(node["config"].get("layers"), list):
+            changed |= scale_before_activations(node["config"]["layers"])
+    return changed
 
 
 def _translate(config: Any, *, shapes: bool = True) -> bool:

@@ -1,0 +1,148 @@
+"""Models that Keras 2 itself wrote compute the same here, or are refused in words that name the layer."""
+
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import cellerate
+from cellerate.errors import ModelError
+from cellerate.models.storage import load_model
+from tests.support.keras_models.keras2_writer import written_by_keras_2
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
+]
+
+BEGIN = """
+import numpy as np
+import tf_keras
+from tf_keras import layers as L
+
+random = np.random.default_rng(0)
+x = random.normal(0, 2, (3, 7, 4)).astype("f4")
+x[1, 2:], x[2, ::2], x[0, 5:] = 0, 0, 0
+second = random.normal(0, 2, (3, 7, 4)).astype("f4")
+second[1, 4:], second[0, :3] = 0, 0
+ids = np.array([[1, 2, 3, 0, 0, 0, 0], [4, 0, 2, 1, 0, 3, 0], [1, 2, 3, 4, 1, 2, 3]], "i4")
+
+
+def keep(name, model, *given):
+    for weight in model.weights:
+        weight.assign(abs(random.normal(0, 1, weight.shape)) if "variance" in weight.name else
+                      random.normal(0, 0.6, weight.shape))
+    given = given or (x,)
+    model.save(f"{name}.h5")
+    model.save(f"{name}.keras")
+    np.savez(f"{name}.npz", *given, y=model(given[0] if len(given) == 1 else list(given)))
+
+
+def graph(name, build, *given):
+    given = given or (x,)
+    inputs = [L.Input(one.shape[1:], dtype=one.dtype, name=f"in{place}") for place, one in enumerate(given)]
+    keep(name, tf_keras.Model(inputs, build(*inputs)), *given)
+
+
+def chain(name, *parts, given=x):
+    keep(name, tf_keras.Sequential([L.Input(given.shape[1:], dtype=given.dtype), *parts]), given)
+
+"""
+
+HARD = """
+hard = "hard_sigmoid"
+chain("lstm", L.LSTM(5, recurrent_activation=hard, return_sequences=True, use_bias=False),
+      L.LSTM(3, recurrent_activation=hard, unroll=True))
+chain("gru", L.GRU(4, recurrent_activation=hard, return_sequences=True),
+      L.GRU(3, recurrent_activation=hard, reset_after=False, return_sequences=True),
+      L.GRU(3, activation=hard, return_sequences=True), L.GRU(2, activation=hard, recurrent_activation=hard))
+chain("simple", L.SimpleRNN(3, activation=hard))
+chain("cells", L.RNN([L.LSTMCell(3, recurrent_activation=hard), L.GRUCell(2, recurrent_activation=hard)]))
+chain("bidirectional", L.Bidirectional(L.LSTM(3, recurrent_activation=hard, return_sequences=True),
+      backward_layer=L.GRU(3, recurrent_activation=hard, return_sequences=True, go_backwards=True)))
+chain("dense", L.TimeDistributed(L.Dense(3, activation=hard)), L.Dense(2, activation=hard, use_bias=False))
+chain("images", L.Reshape((7, 2, 2, 1)), L.ConvLSTM2D(2, 2), L.Flatten(), L.Dense(2))
+chain("conv", L.Conv1D(3, 2, activation=hard), L.Dense(3))
+chain("activation", L.Activation(hard), L.TimeDistributed(L.Activation(hard), name="wrapped"), L.Dense(2))
+chain("half", L.Dense(3, activation=hard, dtype="float16"), L.Activation("linear", dtype="float32"))
+
+
+def twice(a, b):
+    shared = L.LSTM(3, recurrent_activation=hard, return_sequences=True)
+    act = L.Activation(hard, name="act")
+    inner = L.GRU(2, recurrent_activation=hard)
+    return L.Concatenate()([inner(act(shared(a))), inner(shared(b)), L.Flatten()(act(b))])
+
+
+graph("twice", twice, x, second)
+chain("masked", L.Masking(), L.Activation(hard), L.LSTM(2))
+chain("state", L.LSTM(3, activation=hard, name="mine"))
+"""
+HARD_MODELS = (
+    *("lstm", "gru", "simple", "cells", "bidirectional", "twice"),
+    *("dense", "conv", "images", "activation", "masked", "half"),
+)
+ENDS = ("h5", "keras")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written_by_keras_2(BEGIN + HARD, tmp_path_factory.mktemp("keras2"))
+
+
+def check_computes_the_same(written: Path, name: str, end: str, *, atol: float = 2e-6) -> keras.Model:
+    model, _ = load_model(written / f"{name}.{end}")
+    stored = np.load(written / f"{name}.npz")
+    given = [stored[key] for key in stored.files if key != "y"]
+    found = model.predict_on_batch(given[0] if len(given) == 1 else given)
+    np.testing.assert_allclose(found, stored["y"], rtol=1e-5, atol=atol)
+    return model
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", HARD_MODELS)
+def test_hard_sigmoid_of_keras_2_keeps_its_numbers(written: Path, name: str, end: str) -> None:
+    check_computes_the_same(written, name, end, atol=2e-3 if name == "half" else 2e-6)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_hard_sigmoid_that_no_weights_make_up_for_is_refused(written: Path, end: str) -> None:
+    with pytest.raises(
+        ModelError, match=rf"state\.{end} has the layer '\w+' \(LSTM.*activation='hard_sigmoid'.*0\.2 x"
+    ):
+        load_model(written / f"state.{end}")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_hard_sigmoid_of_keras_3_is_left_as_it_is(tmp_path: Path, end: str) -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((7, 4)),
+            layers.Activation("hard_sigmoid"),
+            layers.LSTM(3, recurrent_activation="hard_sigmoid"),
+        ]
+    )
+    model.save(tmp_path / f"new.{end}")
+    loaded, _ = load_model(tmp_path / f"new.{end}")
+    assert [type(layer) for layer in loaded.layers] == [type(layer) for layer in model.layers]
+    for found, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_file_that_names_no_version_is_of_keras_2(written: Path, tmp_path: Path) -> None:
+    for name in ("lstm.h5", "lstm.npz"):
+        (tmp_path / name).write_bytes((written / name).read_bytes())
+    with h5py.File(tmp_path / "lstm.h5", "r+") as file:
+        del file.attrs["keras_version"]
+    check_computes_the_same(tmp_path, "lstm", "h5")
+
+
+def test_packed_file_of_keras_2_has_its_numbers(written: Path, tmp_path: Path) -> None:
+    cellerate.pack(written / "bidirectional.h5", tmp_path / "packed.cell")
+    stored = np.load(written / "bidirectional.npz")
+    found = cellerate.load(tmp_path / "packed.cell").predict(stored["arr_0"])
+    np.testing.assert_allclose(found, stored["y"], rtol=1e-5, atol=2e-6)
