@@ -86,12 +86,45 @@ HARD_MODELS = (
     *("lstm", "gru", "simple", "cells", "bidirectional", "twice"),
     *("dense", "conv", "images", "activation", "masked", "half"),
 )
+MASKS = """
+for merge in (L.Add, L.Maximum, L.Concatenate):
+    graph(f"{merge.__name__}-both", lambda a, b: L.LSTM(3)(merge()([L.Masking()(a), L.Masking()(b)])), x, second)
+    graph(f"{merge.__name__}-one", lambda a, b: L.LSTM(3)(merge()([L.Masking()(a), b])), x, second)
+graph("time", lambda a, b: L.LSTM(3)(L.Concatenate(axis=1)([L.Masking()(a), L.Masking()(b)])), x, second)
+graph("words", lambda i, b: L.LSTM(3)(L.Concatenate()([L.Embedding(6, 4, mask_zero=True)(i), b])), ids, second)
+
+
+def again(a, b):
+    first = L.LSTM(4, return_sequences=True)(L.Concatenate()([L.Masking()(a), b]))
+    return L.Bidirectional(L.GRU(3))(L.Dense(3)(L.Add()([first, L.Masking()(b)])))
+
+
+def weighted(a, b):
+    z = L.Add()([L.Masking()(a), b])
+    return L.GlobalAveragePooling1D()(L.AdditiveAttention()([z, L.Masking()(b)]))
+
+
+graph("again", again, x, second)
+graph("weighted", weighted, x, second)
+
+
+chain("normal", L.Masking(), L.Normalization(mean=0.5, variance=2.0), L.LSTM(3))
+chain("reshaped", L.Masking(), L.Reshape((7, 4)), L.LSTM(3))
+chain("steps", L.TimeDistributed(L.Embedding(6, 3, mask_zero=True)), L.TimeDistributed(L.LSTM(3)), given=ids[:, None])
+"""
+MERGES = ("Add", "Maximum", "Concatenate")
+MASKED = [f"{merge}-{kind}" for merge in MERGES for kind in ("both", "one")] + [
+    "time",
+    "words",
+    "again",
+    "weighted",
+]
 ENDS = ("h5", "keras")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written_by_keras_2(BEGIN + HARD, tmp_path_factory.mktemp("keras2"))
+    return written_by_keras_2(BEGIN + HARD + MASKS, tmp_path_factory.mktemp("keras2"))
 
 
 def check_computes_the_same(written: Path, name: str, end: str, *, atol: float = 2e-6) -> keras.Model:
@@ -146,3 +179,43 @@ def test_packed_file_of_keras_2_has_its_numbers(written: Path, tmp_path: Path) -
     stored = np.load(written / "bidirectional.npz")
     found = cellerate.load(tmp_path / "packed.cell").predict(stored["arr_0"])
     np.testing.assert_allclose(found, stored["y"], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_are_those_of_keras_2(written: Path, tmp_path: Path, name: str, end: str) -> None:
+    model = check_computes_the_same(written, name, end)
+    # They stay in the files that Keras 3 and Cellerate write.
+    stored = np.load(written / f"{name}.npz")
+    given = [stored["arr_0"], stored["arr_1"]]
+    model.save(tmp_path / "again.keras")
+    again = keras.saving.load_model(tmp_path / "again.keras")
+    np.testing.assert_allclose(again.predict_on_batch(given), stored["y"], rtol=1e-5, atol=2e-6)
+    if name != "time":  # which cannot be packed
+        cellerate.pack(written / f"{name}.{end}", tmp_path / "packed.cell")
+        found = cellerate.load(tmp_path / "packed.cell").predict({"in0": given[0], "in1": given[1]})
+        np.testing.assert_allclose(found, stored["y"], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("normal", r"'normalization\w*' \(Normalization\) dropped the mask"),
+        ("reshaped", r"'reshape\w*' \(Reshape\) dropped the mask"),
+        ("steps", r"\(TimeDistributed\) masked the steps inside of each step"),
+    ],
+)
+def test_mask_that_keras_3_cannot_compute_is_refused(written: Path, name: str, said: str) -> None:
+    with pytest.raises(ModelError, match=rf"{name}\.keras computes other numbers in Keras 3.*{said}"):
+        load_model(written / f"{name}.keras")
+
+
+def test_models_of_keras_3_have_its_masks_after_a_file_of_keras_2_was_read(written: Path) -> None:
+    def merged() -> list[str]:
+        x = keras.Input((7, 4))
+        model = keras.Model(x, layers.LSTM(3)(layers.Add()([layers.Masking()(x), layers.Masking(1.0)(x)])))
+        return [type(operation).__name__ for operation in model.operations]
+
+    before = merged()
+    load_model(written / "Add-both.keras")
+    assert merged() == before and "LogicalOr" in before and "LogicalAnd" not in before

@@ -10,13 +10,16 @@ import json
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
-from cellerate.models.keras2_activations import scale_before_activations
+from cellerate.errors import ModelError
+from cellerate.keras_graph.keras2 import masks_of_keras_2
+from cellerate.models.keras2_activations import SCALED, scale_before_activations, scale_weights
 
 # Keras stores weights and assets uncompressed, so no genuine file grows a hundredfold. A forged one may claim any size.
 LARGEST_RATIO = 100
@@ -89,6 +92,27 @@ def translated(source: Path, folder: Path) -> tuple[Path, str]:
         if of_cudnn:
             _lay_out_anew(file)
     return copy, _TURNED if turned else ""
+
+
+def with_its_meaning(source: Path, read: Callable[[], keras.Model]) -> keras.Model:
+    """Return the model of a file of Keras 2, which computes what it computes there.
+
+    Args:
+        source: The file, for messages.
+        read: Reads its translation.
+
+    Raises:
+        ModelError: Keras 3 cannot compute the same.
+    """
+    with masks_of_keras_2(without=SCALED) as refused:
+        model = read()
+    if refused:
+        raise ModelError(
+            f"{source} computes other numbers in Keras {keras.__version__}: in Keras 2, {refused[0]}, and Keras 3 "
+            "does otherwise. Build the model again with layers that need no mask there, and train it."
+        )
+    scale_weights(source, model)
+    return model
 
 
 def hdf5_contents(source: Path) -> tuple[str | None, bool, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -29,7 +30,7 @@ from cellerate.files import atomic_write, check_model_file, damaged_model
 from cellerate.keras_graph import keras2
 from cellerate.keras_graph.compiling import compile_as
 from cellerate.keras_graph.initial_weights import described_weights
-from cellerate.models import keras2_activations, keras2_files
+from cellerate.models import keras2_files
 from cellerate.models.rewrite import is_functional, same_layers
 from cellerate.settings import check_choice
 
@@ -166,9 +167,8 @@ def load_model(
             # Keras 3 cannot read the optimizers of Keras 2.
             compiled = compiled and readable == source
             _check_described(source, readable)
-            model = keras.saving.load_model(readable, compile=compiled, safe_mode=True)
-            if keras2_files.of_keras_2(source):
-                keras2_activations.scale_weights(source, model)
+            read = functools.partial(keras.saving.load_model, readable, compile=compiled, safe_mode=True)
+            model = keras2_files.with_its_meaning(source, read) if keras2_files.of_keras_2(source) else read()
         if compiled:
             compile_as(model, model)
     except ModelError:
