@@ -16,6 +16,8 @@ from tests.support.keras_models.keras2_writer import written_by_keras_2
 pytestmark = [
     pytest.mark.keras,
     pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file"),
+    # Keras says so of nested models, whose layers get the mask all the same.
+    pytest.mark.filterwarnings("ignore:Layer '.*' .of type Functional. was passed an input with a mask"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]
 
@@ -74,7 +76,7 @@ chain("half", L.Dense(3, activation=hard, dtype="float16"), L.Activation("linear
 def twice(a, b):
     shared = L.LSTM(3, recurrent_activation=hard, return_sequences=True)
     act = L.Activation(hard, name="act")
-    inner = L.GRU(2, recurrent_activation=hard)
+    inner = tf_keras.Sequential([L.Input((7, 3)), L.Activation(hard), L.GRU(2, recurrent_activation=hard)])
     return L.Concatenate()([inner(act(shared(a))), inner(shared(b)), L.Flatten()(act(b))])
 
 
@@ -99,6 +101,11 @@ def again(a, b):
     return L.Bidirectional(L.GRU(3))(L.Dense(3)(L.Add()([first, L.Masking()(b)])))
 
 
+def decoded(i, b):
+    _, *states = L.LSTM(5, return_state=True)(L.Embedding(6, 4, mask_zero=True)(i))
+    return L.Dense(3)(L.LSTM(5, return_sequences=True)(L.Masking()(b), initial_state=states))
+
+
 def weighted(a, b):
     z = L.Add()([L.Masking()(a), b])
     return L.GlobalAveragePooling1D()(L.AdditiveAttention()([z, L.Masking()(b)]))
@@ -106,12 +113,81 @@ def weighted(a, b):
 
 graph("again", again, x, second)
 graph("weighted", weighted, x, second)
+graph("decoded", decoded, ids, second)
 
 
+def outside(a, b):
+    left, right = L.Input((7, 4)), L.Input((7, 4))
+    return L.LSTM(3)(tf_keras.Model([left, right], L.Add(name="sum")([left, right]))([L.Masking()(a), b]))
+
+
+def inside(i, b):
+    model = tf_keras.Sequential([L.Input((7,), dtype="int32"), L.Embedding(6, 4, mask_zero=True)])
+    return L.LSTM(2)(L.Concatenate(name="beside")([model(i), b]))
+
+
+graph("outside", outside, x, second)
+graph("inside", inside, ids, second)
 chain("normal", L.Masking(), L.Normalization(mean=0.5, variance=2.0), L.LSTM(3))
 chain("reshaped", L.Masking(), L.Reshape((7, 4)), L.LSTM(3))
 chain("steps", L.TimeDistributed(L.Embedding(6, 3, mask_zero=True)), L.TimeDistributed(L.LSTM(3)), given=ids[:, None])
 """
+USUAL = """
+def both_ways(a, b):
+    states = L.Bidirectional(L.LSTM(3, return_state=True))(a)[1:]
+    return L.Bidirectional(L.LSTM(3))(b, initial_state=states)
+
+
+def siamese(i, j):
+    model = tf_keras.Sequential([L.Input((7,), dtype="int32"), L.Embedding(6, 4, mask_zero=True), L.LSTM(3)])
+    return L.Concatenate()([model(i), model(j)])
+
+
+def two_outputs(a, b):
+    left, right = L.Input((7, 4), name="left"), L.Input((7, 4), name="right")
+    given = {"left": left, "right": right}
+    first, second = tf_keras.Model(given, [L.LSTM(3)(left), L.GRU(3)(right)])({"left": a, "right": b})
+    return L.Subtract()([first, second])
+
+
+def last(a):
+    given = L.Input((7, 4))
+    return tf_keras.Model(given, L.LSTM(3)(given))(L.Masking()(a))
+
+
+def hierarchy(i):
+    model = tf_keras.Sequential([L.Input((7,), dtype="int32"), L.Embedding(6, 4, mask_zero=True), L.LSTM(3)])
+    return L.LSTM(2)(L.TimeDistributed(model)(i))
+
+
+graph("gru-state", lambda a, b: L.GRU(5)(b, initial_state=L.GRU(5, return_state=True)(a)[1]), x, second)
+graph("both-ways", both_ways, x, second)
+graph("siamese", siamese, ids, ids[::-1].copy())
+graph("two-outputs", two_outputs, x, second)
+graph("last", last)
+graph("last-chain", lambda a: tf_keras.Sequential([L.Input((7, 4)), L.LSTM(3)])(a))
+graph("hierarchy", hierarchy, np.stack([ids, ids[::-1]], 1))
+graph("heads", lambda a, b: L.MultiHeadAttention(2, 3)(L.Masking()(a), L.Masking()(b), key=L.Dense(4)(b)), x, second)
+graph("attention", lambda a, b: L.Attention()([a, b]), x, second)
+graph("spatial", lambda a: L.LSTM(3)(L.SpatialDropout1D(0.2)(L.BatchNormalization()(a))))
+chain("separable", L.SeparableConv1D(3, 3), L.DepthwiseConv1D(2), L.Conv1DTranspose(2, 2))
+chain("old", L.GRU(3, reset_after=False, use_bias=False))
+chain("threshold", L.ThresholdedReLU(0.5), L.Dense(2))
+graph("threshold-graph", lambda a: L.ThresholdedReLU(0.5)(a))
+graph("operation", lambda a: L.Dense(2)(a * 2))
+
+
+def stacked(a):
+    first, second = (L.RNN([L.LSTMCell(2), L.GRUCell(2)], return_state=True) for _ in range(2))
+    return second(a, initial_state=first(a)[1:])[0]
+
+
+graph("stacked", stacked)
+"""
+USUAL_MODELS = (
+    *("gru-state", "both-ways", "siamese", "two-outputs", "last", "last-chain", "hierarchy"),
+    *("heads", "attention", "spatial", "separable"),
+)
 MERGES = ("Add", "Maximum", "Concatenate")
 MASKED = [f"{merge}-{kind}" for merge in MERGES for kind in ("both", "one")] + [
     "time",
@@ -124,7 +200,7 @@ ENDS = ("h5", "keras")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written_by_keras_2(BEGIN + HARD + MASKS, tmp_path_factory.mktemp("keras2"))
+    return written_by_keras_2(BEGIN + HARD + MASKS + USUAL, tmp_path_factory.mktemp("keras2"))
 
 
 def check_computes_the_same(written: Path, name: str, end: str, *, atol: float = 2e-6) -> keras.Model:
@@ -201,6 +277,8 @@ def test_masks_are_those_of_keras_2(written: Path, tmp_path: Path, name: str, en
     ("name", "said"),
     [
         ("normal", r"'normalization\w*' \(Normalization\) dropped the mask"),
+        ("outside", r"'sum' \(Add\) got masks from outside of its model"),
+        ("inside", r"'beside' \(Concatenate\) read the mask of a nested model"),
         ("reshaped", r"'reshape\w*' \(Reshape\) dropped the mask"),
         ("steps", r"\(TimeDistributed\) masked the steps inside of each step"),
     ],
@@ -219,3 +297,22 @@ def test_models_of_keras_3_have_its_masks_after_a_file_of_keras_2_was_read(writt
     before = merged()
     load_model(written / "Add-both.keras")
     assert merged() == before and "LogicalOr" in before and "LogicalAnd" not in before
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", USUAL_MODELS)
+def test_usual_model_of_keras_2_is_read(written: Path, name: str, end: str) -> None:
+    check_computes_the_same(written, name, end)
+
+
+def test_gru_of_a_file_that_is_older_than_reset_after_has_none(written: Path, tmp_path: Path) -> None:
+    for name in ("old.h5", "old.npz"):
+        (tmp_path / name).write_bytes((written / name).read_bytes())
+    with h5py.File(tmp_path / "old.h5", "r+") as file:
+        file.attrs["model_config"] = (
+            file.attrs["model_config"]
+            .replace('"reset_after": false, ', "")
+            .replace(', "reset_after": false', "")
+        )
+        assert "reset_after" not in file.attrs["model_config"]
+    check_computes_the_same(tmp_path, "old", "h5")

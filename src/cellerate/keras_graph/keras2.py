@@ -91,30 +91,54 @@ class _Builder:
     def __init__(self, without: str, refused: list[str]) -> None:
         self._without, self._refused = without, refused
         self._depth = 0
+        # Outputs of nested models whose masks are known only when the model runs.
+        self._unknown: dict[int, Any] = {}
 
     def call(self, before: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls a layer, with the masks of its arguments as arguments."""
-        tensors = [one for one in tree.flatten((args, kwargs)) if isinstance(one, keras.KerasTensor)]
+        tensors = _symbolic((args, kwargs))
         masks = [backend.get_keras_mask(one) for one in tensors]
         masked = any(mask is not None for mask in masks)
-        missing = _masks_to_give(layer, args, kwargs) if masked else {}
-        if _makes_masks_of_steps(layer):
-            self._refuse(layer, "masked the steps inside of each step")
-        elif masked and not layer.name.endswith(self._without) and _may_keep(layer, tensors[0]):
-            self._refuse(layer, "dropped the mask of its input")
-        elif self._depth == 0:
+        unknown = any(id(one) in self._unknown for one in tensors)
+        self._check(layer, tensors, masked=masked or unknown)
+        if unknown and (_is_merge(layer) or kwargs.get("initial_state") is not None):
+            self._refuse(layer, "read the mask of a nested model")
+        if masked and self._depth == 0:
             # The graph records what is given, and computes the rest as Keras 3 does.
-            kwargs |= missing
-        elif "mask" in missing and isinstance(layer, layers.RNN) and kwargs.get("initial_state") is not None:
-            self._refuse(layer, "got a mask from outside of its model, and an initial state")
+            kwargs |= _masks_to_give(layer, args, kwargs)
         self._depth += 1
         try:
-            return before(*args, **kwargs)
+            found = before(*args, **kwargs)
         finally:
             self._depth -= 1
             for tensor, mask in zip(tensors, masks, strict=True):
                 # MultiHeadAttention removes the masks of what it reads.
                 backend.set_keras_mask(tensor, mask)
+        nested = layer.outputs if isinstance(layer, keras.Model) else []
+        if (unknown and layer.supports_masking) or (nested and (masked or _has_mask(nested))):
+            for output in _symbolic(found):
+                # Keras gives it the mask of the input, whatever the layers inside do with that.
+                backend.set_keras_mask(output, None)
+                if len(output.shape) > 2:
+                    self._unknown[id(output)] = output
+        return found
+
+    def _check(self, layer: Any, tensors: list[Any], *, masked: bool) -> None:
+        """Refuses a layer that does something else with masks in Keras 3."""
+        inner = layer.layer if isinstance(layer, layers.TimeDistributed) else None
+        if (
+            isinstance(inner, layers.Masking)
+            or getattr(inner, "mask_zero", False)
+            or (isinstance(inner, keras.Model) and _has_mask(inner.outputs))
+        ):
+            self._refuse(layer, "masked the steps inside of each step")
+        elif masked and not layer.name.endswith(self._without) and _may_keep(layer, tensors[0]):
+            self._refuse(layer, "dropped the mask of its input")
+        elif masked and isinstance(layer, keras.Model):
+            for one in layer._flatten_layers(include_self=False):
+                states = [node.arguments.kwargs.get("initial_state") for node in one._inbound_nodes]
+                if _is_merge(one) or _may_keep(one) or any(state is not None for state in states):
+                    self._refuse(one, f"got masks from outside of its model {layer.name!r}")
 
     def merged(self, before: Any, layer: Any, inputs: Any, mask: Any = None) -> Any:
         """The mask of a merge, of those steps that all masks count."""
@@ -125,27 +149,29 @@ class _Builder:
         )
         if not given or not along_features:
             return before(inputs, mask)
-        if self._depth > 1 and (len(given) > 1 or any(one is None for one in mask)):
-            self._refuse(layer, "merged masks from outside of its model")
         return functools.reduce(keras.ops.logical_and, given)
 
     def _refuse(self, layer: Any, done: str) -> None:
         self._refused.append(f"the layer {layer.name!r} ({type(layer).__name__}) {done}")
 
 
-def _may_keep(layer: Any, x: Any) -> bool:
+def _symbolic(values: Any) -> list[Any]:
+    return [one for one in tree.flatten(values) if isinstance(one, keras.KerasTensor)]
+
+
+def _has_mask(tensors: Any) -> bool:
+    return any(backend.get_keras_mask(one) is not None for one in tree.flatten(tensors))
+
+
+def _is_merge(layer: Any) -> bool:
+    return isinstance(layer, Merge) and not isinstance(layer, layers.Dot)
+
+
+def _may_keep(layer: Any, x: Any = None) -> bool:
     """True for layers that drop a mask in Keras 2, and keep it in Keras 3 on some backend at least."""
     if isinstance(layer, layers.Reshape | layers.Permute):
-        return tuple(layer.compute_output_shape(x.shape)) == tuple(x.shape)
+        return x is not None and tuple(layer.compute_output_shape(x.shape)) == tuple(x.shape)
     return isinstance(layer, layers.Rescaling | layers.Normalization | layers.Identity)
-
-
-def _makes_masks_of_steps(layer: Any) -> bool:
-    """True for a `TimeDistributed` around what makes a mask, which Keras 3 forgets."""
-    inner = layer.layer if isinstance(layer, layers.TimeDistributed) else None
-    outputs = (inner.outputs or ()) if isinstance(inner, keras.Model) else ()
-    masks = [one for one in tree.flatten(outputs) if backend.get_keras_mask(one) is not None]
-    return isinstance(inner, layers.Masking) or getattr(inner, "mask_zero", False) or bool(masks)
 
 
 def _masks_to_give(layer: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

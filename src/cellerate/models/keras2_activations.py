@@ -67,7 +67,9 @@ def scale_weights(source: Path, model: keras.Model) -> None:
     Raises:
         ModelError: No scale of the weights of a layer gives the numbers of Keras 2.
     """
-    for layer in {id(layer): layer for layer in model._flatten_layers()}.values():
+    found = {id(layer): layer for layer in model._flatten_layers()}
+    owners = {id(layer.cell): layer.name for layer in found.values() if isinstance(layer, layers.RNN)}
+    for layer in found.values():
         hard = [
             name
             for name in ("activation", "recurrent_activation")
@@ -76,7 +78,8 @@ def scale_weights(source: Path, model: keras.Model) -> None:
         # The cell of a recurrent layer is a layer of its own.
         if hard and not isinstance(layer, (layers.RNN, layers.Activation)) and not _scaled(layer, hard):
             raise ModelError(
-                f"{source} has the layer {layer.name!r} ({type(layer).__name__}) with {hard[0]}='hard_sigmoid', "
+                f"{source} has the layer {owners.get(id(layer), layer.name)!r} "
+                f"({type(layer).__name__}) with {hard[0]}='hard_sigmoid', "
                 "which was clip(0.2 x + 0.5) in Keras 2 and is clip(x / 6 + 0.5) in Keras 3. Its weights cannot "
                 "make up for that. Train the model again in Keras 3, or with another activation."
             )

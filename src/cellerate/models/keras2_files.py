@@ -20,6 +20,7 @@ import numpy as np
 from cellerate.errors import ModelError
 from cellerate.keras_graph.keras2 import masks_of_keras_2
 from cellerate.models.keras2_activations import SCALED, scale_before_activations, scale_weights
+from cellerate.models.keras2_calls import MODELS, translate_calls
 
 # Keras stores weights and assets uncompressed, so no genuine file grows a hundredfold. A forged one may claim any size.
 LARGEST_RATIO = 100
@@ -30,10 +31,14 @@ _KEYWORDS = {
     "alpha": "write negative_slope=",
     "lr": "write learning_rate=",
 }
+_OPERATION = (
+    "write operations between layers, such as x * 2, x[:, -1] or tf.reduce_mean(x), with keras.ops or layers"
+)
 _CLASSES = {
     "CuDNNLSTM": "write keras.layers.LSTM, which takes cuDNN by itself",
     "CuDNNGRU": "write keras.layers.GRU, which takes cuDNN by itself",
     "ThresholdedReLU": "write keras.layers.ReLU(threshold=...)",
+    **dict.fromkeys(("TFOpLambda", "SlicingOpLambda", "TensorFlowOpLayer"), _OPERATION),
 }
 
 
@@ -42,8 +47,19 @@ _OF_CUDNN: dict[str, tuple[str, int, dict[str, Any]]] = {
     "CuDNNLSTM": ("LSTM", 4, {}),
     "CuDNNGRU": ("GRU", 3, {"reset_after": True}),
 }
+# What only Keras 2 stores for a layer, with the value that has no effect; ... for any value.
+_SHAPES = {f"{name}_shape": ... for name in ("query", "key", "value")}
+_OF_KERNELS = {f"kernel_{name}": ... for name in ("initializer", "regularizer", "constraint")}
+_WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
+    **{f"SpatialDropout{axes}D": {"trainable": ..., "noise_shape": None} for axes in (1, 2, 3)},
+    **{f"SeparableConv{axes}D": {"groups": 1, **_OF_KERNELS} for axes in (1, 2)},
+    **{f"DepthwiseConv{axes}D": {"groups": 1} for axes in (1, 2)},
+    **{f"Conv{axes}DTranspose": {"groups": 1} for axes in (1, 2, 3)},
+    "MultiHeadAttention": {"softmax_robust_masking": False, **_SHAPES},
+    # Keras 3 takes the word for its function `dot` in an HDF5 file. It is the default.
+    "Attention": {"score_mode": "dot"},
+}
 _TURNED = "was built with time_major=True: it reads (batch, time, features) now, and gives sequences so"
-_MODELS = ("Sequential", "Functional", "Model")
 _RECURRENT = ("LSTM", "GRU", "SimpleRNN")
 # Layers that compute the same at every row of a batch and every time step.
 _PLACE_BY_PLACE = (
@@ -192,7 +208,7 @@ def _scale(config: Any) -> bool:
     """Keeps the meaning of each `Activation("hard_sigmoid")`, and returns whether there was one."""
     changed = False
     for node in _layers(config):
-        if node["class_name"] in _MODELS and isinstance(node["config"].get("layers"), list):
+        if node["class_name"] in MODELS and isinstance(node["config"].get("layers"), list):
             changed |= scale_before_activations(node["config"]["layers"])
     return changed
 
@@ -200,24 +216,42 @@ def _scale(config: Any) -> bool:
 def _translate(config: Any, *, shapes: bool = True) -> bool:
     """Changes a model's description, and says whether there was anything to change."""
     changed = False
-    for node in _layers(config):
+    for node in list(_layers(config)):
         layer = node["config"]
         if str(node.get("module")).endswith(".engine.functional"):
             node["module"] = "keras.src.models.functional"
             changed = True
+        if node["class_name"] in MODELS and isinstance(layer.get("layers"), list):
+            changed |= translate_calls(layer)
         for name in ("input_layers", "output_layers"):
             if isinstance(layer.get(name), list) and len(layer[name]) == 1:
                 # Keras 2 writes a list of one; Keras 3 would ask for a list of one array then.
                 (layer[name],) = layer[name]
-        if layer.get("time_major") is False:
-            del layer["time_major"]
-            changed = True
+        changed |= _leave_out(node["class_name"], layer)
+        for name in ("layer", "backward_layer"):
+            if isinstance(layer.get(name), dict):
+                # An HDF5 file describes what a wrapper holds as a newer file does.
+                changed |= _translate(layer[name])
         if shapes and "batch_input_shape" in layer:
             shape = layer.pop("batch_input_shape")
             if node["class_name"] == "InputLayer":
                 layer["batch_shape"] = shape
             changed = True
     return changed
+
+
+def _leave_out(kind: str, layer: dict[str, Any]) -> bool:
+    """Leaves out what has no effect in the description of a layer, and says what Keras 2 did not write."""
+    before = dict(layer)
+    for name, value in {"time_major": False, **_WITHOUT_EFFECT.get(kind, {})}.items():
+        if name in layer and (value is ... or layer[name] == value):
+            del layer[name]
+    if kind == "BatchNormalization" and isinstance(layer.get("axis"), list) and len(layer["axis"]) == 1:
+        (layer["axis"],) = layer["axis"]
+    if kind in ("GRU", "GRUCell"):
+        # Files that do not name it are older than it.
+        layer.setdefault("reset_after", False)
+    return layer != before
 
 
 def _turn(config: Any) -> bool:
@@ -234,7 +268,7 @@ def _turn(config: Any) -> bool:
         return False
     for node in nodes:
         node["config"].pop("time_major", None)
-        if node["class_name"] not in _MODELS:
+        if node["class_name"] not in MODELS:
             # The layers are built again from their inputs.
             node.pop("build_config", None)
         for where, name in (
@@ -250,7 +284,7 @@ def _turn(config: Any) -> bool:
 
 def _is_turned_with_them(node: dict[str, Any]) -> bool:
     layer, name = node["config"], node["class_name"]
-    if name in (*_MODELS, "Bidirectional", "TimeDistributed", *_RECURRENT):
+    if name in (*MODELS, "Bidirectional", "TimeDistributed", *_RECURRENT):
         return layer.get("stateful") is not True
     if name in ("Concatenate", "Softmax", "LayerNormalization"):
         return layer.get("axis", -1) in (-1, [-1], 2, [2])
