@@ -316,3 +316,26 @@ def test_gru_of_a_file_that_is_older_than_reset_after_has_none(written: Path, tm
         )
         assert "reset_after" not in file.attrs["model_config"]
     check_computes_the_same(tmp_path, "old", "h5")
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("threshold", r"ThresholdedReLU is of Keras 2: write keras\.layers\.ReLU"),
+        ("threshold-graph", r"ThresholdedReLU is of Keras 2: write keras\.layers\.ReLU"),
+        ("operation", r"TFOpLambda is of Keras 2: write operations between layers.*keras\.ops"),
+    ],
+)
+def test_what_keras_3_cannot_rebuild_is_named(written: Path, name: str, end: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        load_model(written / f"{name}.{end}")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_whole_file_that_keras_3_cannot_rebuild_is_not_called_damaged(written: Path, end: str) -> None:
+    with pytest.raises(
+        ModelError, match=r"was written by Keras 2, and Keras 3.* cannot rebuild the model"
+    ) as caught:
+        load_model(written / f"stacked.{end}")
+    assert "damaged" not in str(caught.value) and "not known here" not in str(caught.value)

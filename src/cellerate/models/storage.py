@@ -340,12 +340,12 @@ def check_fits(source: str | Path, model: keras.Model, record: TaskRecord) -> No
 def _loading_failed(source: Path, config: Any, error: BaseException) -> ModelError:
     if unknown := _unknown_classes(config):
         return _needs_classes(source, unknown)
-    if source.suffix != ".keras" and "lambda" in str(error).lower():
-        return _carries_code(source)
     if (advice := keras2_files.advice(str(error))) is not None:
         return ModelError(
             f"{source} cannot be read by Keras {keras.__version__}: {advice}. Build the model again so."
         )
+    if source.suffix != ".keras" and "lambda" in str(error).lower():
+        return _carries_code(source)
     # HDF5 files name the class of a layer only.
     if (missing := re.match(r"Unknown [a-z ]+: '([^']+)'", str(error))) is not None:
         return _needs_classes(source, [missing[1]])
@@ -353,6 +353,12 @@ def _loading_failed(source: Path, config: Any, error: BaseException) -> ModelErr
         return ModelError(
             f"{source} was written by Keras {writer}, and this is Keras {keras.__version__}, which cannot rebuild "
             f"the model: {_reason(error)}. Run: pip install --upgrade keras"
+        )
+    if keras2_files.of_keras_2(source):
+        return ModelError(
+            f"{source} was written by Keras 2, and Keras {keras.__version__} cannot rebuild the model: "
+            f"{_reason(error)}. Build it again with keras.layers and copy the weights with "
+            "new.set_weights(old.get_weights()); if Keras 2 does not read the file either, copy or download it again."
         )
     return damaged_model(source, f"Keras {keras.__version__} cannot rebuild the model: {_reason(error)}")
 
@@ -382,7 +388,7 @@ def _unknown_classes(config: Any) -> list[str]:
     found = set()
     for node in _dictionaries(config):
         name, module = node.get("registered_name"), node.get("module")
-        own = isinstance(module, str) and module.split(".")[0] in ("keras", "builtins")
+        own = isinstance(module, str) and module.split(".")[0] in ("keras", "tf_keras", "builtins")
         if isinstance(name, str) and not own and keras.saving.get_registered_object(name) is None:
             found.add(name)
     return sorted(found)
