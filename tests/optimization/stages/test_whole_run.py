@@ -175,7 +175,7 @@ def test_original_model_stays_unchanged(whole, made):
 def test_model_that_cannot_be_packed_gets_a_verdict_on_keras(made, tmp_path):
     inputs = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(len_of_text(), 4)(inputs)
-    x = keras.layers.Conv1DTranspose(5, 1)(keras.layers.GRU(5, return_sequences=True)(x))
+    x = keras.ops.arctan(keras.layers.GRU(5, return_sequences=True)(x))
     model = filled(keras.Model(inputs, keras.layers.Dense(len_of_text())(x)))
     save_model(model, tmp_path / "gru.keras", TaskRecord("text", text_payload()))
     found = optimized(
