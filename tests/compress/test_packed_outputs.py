@@ -11,6 +11,7 @@ from keras import layers
 import cellerate
 from cellerate.compress.quantize import quantize
 from cellerate.compress.record import QualityGate
+from cellerate.errors import ConfigError
 from cellerate.keras_graph.to_program import read_program
 from cellerate.runtime.cell import write_cell
 
@@ -60,6 +61,25 @@ def test_gate_is_held_against_the_file(tmp_path: Path) -> None:
     allowed = (file + in_keras) / 2 / record.quality_before - 1
     _, judged = quantize(model, (X, targets), loss="mse", gate=QualityGate(max(allowed, 0.0)), steps=0)
     assert judged.details["passed"] == (file < in_keras)
+
+
+def test_judge_of_files_gets_the_precision_of_each() -> None:
+    model, asked = regressor(), []
+
+    def judge(given: keras.Model, precision: str) -> float:
+        asked.append(precision)
+        same = [np.array_equal(one, other) for one, other in zip(given.get_weights(), weights, strict=True)]
+        assert all(same) == (precision == "float32")
+        return float(len(asked))
+
+    weights = model.get_weights()
+    gate = QualityGate(0.5)
+    _, record = quantize(model, (X, Y), loss="mse", gate=gate, judge_packed=judge, steps=4, batch_size=16)
+    # The original, plain, calibrated, and four times after training.
+    assert asked == ["float32", *["int8"] * 6]
+    assert (record.quality_before, record.quality_after, record.details["passed"]) == (1.0, 2.0, False)
+    with pytest.raises(ConfigError, match="there are judge and judge_packed; expected one of them"):
+        quantize(model, (X, Y), judge=lambda given: 1.0, judge_packed=judge)
 
 
 @pytest.mark.backends

@@ -53,7 +53,7 @@ _LEAST_MOMENT = 1e-4
 _Moments = dict[tuple[int, str], np.ndarray]
 """For each kernel, by node number and array name: E[x²] (K,) of its input."""
 
-_PackedJudge = Callable[[keras.Model, str], float]
+PackedJudge = Callable[[keras.Model, str], float]
 """Returns how bad a model is once it is packed in a precision; less is better."""
 
 
@@ -92,7 +92,7 @@ class _Work:
 
     model: keras.Model
     precision: str
-    judge: _PackedJudge | None
+    judge: PackedJudge | None
 
     def quality(self, precision: str) -> float | None:
         """Judges the model with its current weights, packed in a precision."""
@@ -123,6 +123,7 @@ def quantize(
     learning_rate: float = 1e-4,
     batch_size: int = 64,
     judge: Judge | None = None,
+    judge_packed: PackedJudge | None = None,
     metric: str = "loss",
     seed: int = 0,
     on_step: OnStep | None = None,
@@ -154,7 +155,9 @@ def quantize(
         batch_size: Rows per batch, if data are arrays.
         judge: Returns how bad a model is, which Keras computes in float32; None for the loss of the packed file on
             `validation`.
-        metric: The name of what `judge` returns.
+        judge_packed: In place of `judge`, returns how bad a model is once it is packed in a precision; the original is
+            judged in "float32".
+        metric: The name of what the judge returns.
         seed: The seed for the order of the batches.
         on_step: Called after each step of fine-tuning with how many are done, how many there are, and the
             loss. If it raises, the call ends.
@@ -166,8 +169,8 @@ def quantize(
         model was rounded: "plain", "calibrated" or "fine-tuned"; "passed", the gate's answer, or None.
 
     Raises:
-        ConfigError: An argument is out of range; there is a gate but nothing to judge by; or there are data
-            but neither a loss nor a judge.
+        ConfigError: An argument is out of range; there is a gate but nothing to judge by, or two judges; or there are
+            data but neither a loss nor a judge.
         DataError: The data do not fit the model.
         ModelError: A layer cannot be packed (the message names all such layers), or weights have a dtype that
             cannot hold the rounded values.
@@ -186,7 +189,7 @@ def quantize(
     data, validation = checked_data("data", data), checked_data("validation", validation)
     batch_size = rows_per_batch(model, batch_size, data, validation)
     program = read_program(model)
-    judging = _judge(model, data, validation, loss, batch_size, judge)
+    judging = _judge(model, data, validation, loss, batch_size, judge, judge_packed)
     if gate is not None and judging is None:
         raise ConfigError("gate needs something to judge by: give data, validation or judge.")
     may_train = gate is not None and data is not None and steps > 0
@@ -281,8 +284,13 @@ def _judge(
     loss: Any,
     batch_size: int,
     judge: Judge | None,
-) -> _PackedJudge | None:
+    judge_packed: PackedJudge | None,
+) -> PackedJudge | None:
     """Gives the judge of the models; None if there is nothing to judge on."""
+    if judge_packed is not None:
+        if judge is not None:
+            raise ConfigError("there are judge and judge_packed; expected one of them.")
+        return judge_packed
     judged = data if validation is None else validation
     if judge is not None:
         return lambda model, precision: judge(model)

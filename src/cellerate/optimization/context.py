@@ -34,7 +34,7 @@ from cellerate.optimization.workloads.base import Workload
 from cellerate.report.quality import Interval
 from cellerate.report.record import CONTROL, Candidate
 from cellerate.runtime.packed import PackedModel, load
-from cellerate.tasks.packing import pack
+from cellerate.tasks.packing import pack, packed
 
 # Keras and the native core sum in different orders: a loss up to this share is rounding.
 _ROUNDING = 1e-6
@@ -254,6 +254,12 @@ class Context:
         value = self.workload.judge(accelerate(model), "validation").mean
         return -value if self.workload.metric.higher_is_better else value
 
+    def judge_packed(self, model: keras.Model, precision: str) -> float:
+        """Return the value of a model once it is packed in a precision: less is better."""
+        file = packed(model, self.workload.record, precision=precision)
+        value = self.workload.judge(file, "validation").mean
+        return -value if self.workload.metric.higher_is_better else value
+
     def limit_judging(self, model: keras.Model | PackedModel) -> bool:
         """Judge models on only a share of the held-out data if this model takes too long for all of it.
 
@@ -315,18 +321,18 @@ class Context:
         work, stem = self.workload, self.folder / "candidates" / name
         restore(model)
         save_model(model, stem.with_suffix(".keras"), work.record)
-        packed, error = None, ""
+        cell, error = None, ""
         try:
             pack(stem.with_suffix(".keras"), stem.with_suffix(".cell"), precision=precision)
-            packed = load(stem.with_suffix(".cell"))
+            cell = load(stem.with_suffix(".cell"))
         except (BackendError, ModelError) as reason:
             error = f"it cannot be packed and runs on Keras: {reason}"
-        if packed is not None and self._limited_by_the_first(packed):
+        if cell is not None and self._limited_by_the_first(cell):
             del self.state.judged[ORIGINAL]
             self.add(self.before, work.judge(self.original(), "validation"))
-        file = stem.with_suffix(".keras" if packed is None else ".cell")
+        file = stem.with_suffix(".keras" if cell is None else ".cell")
         accelerate(model)
-        uses = work.keras_uses(model) if packed is None else [work.packed_use(packed)]
+        uses = work.keras_uses(model) if cell is None else [work.packed_use(cell)]
         # The verdict times the candidates that may be chosen in turns, so a brief timing is enough here.
         speeds = clocks.fastest_first(clocks.speed(use, clocks.BRIEFLY_S) for use in uses)
         found = self.add(
@@ -334,7 +340,7 @@ class Context:
                 id=name,
                 title=title,
                 made_by=made_by,
-                precision=precision if packed is not None else "float32",
+                precision=precision if cell is not None else "float32",
                 parameters=int(model.count_params()),
                 file_bytes=file.stat().st_size,
                 quality=None,
@@ -342,11 +348,11 @@ class Context:
                 passes_gate=False,
                 speeds=speeds,
                 file=str(file.relative_to(self.folder)),
-                sample=work.sample(model, packed),
+                sample=work.sample(model, cell),
                 error=error,
                 control=None if control is None else control.id,
             ),
-            work.judge(model if packed is None else packed, "validation"),
+            work.judge(model if cell is None else cell, "validation"),
         )
         self.state.consider_s = time.perf_counter() - began
         return found

@@ -66,6 +66,27 @@ def pruned(monkeypatch):
     return shares
 
 
+def test_rounded_models_are_judged_as_the_files_that_they_become(made, tmp_path, monkeypatch):
+    from cellerate.optimization.stages import shrinking
+
+    records, quantize = [], shrinking.quantize
+
+    def noted(*given, **named):
+        model, record = quantize(*given, **named)
+        records.append(record)
+        return model, record
+
+    monkeypatch.setattr(shrinking, "quantize", noted)
+    found = optimized(made, tmp_path / "out", only=["quantize"])
+    for record in records:
+        precision = record.settings["precision"]
+        candidate = next(one for one in found.candidates if one.id == precision)
+        assert record.quality_after == pytest.approx(candidate.quality.value, rel=1e-6)
+        loss = (record.quality_after - record.quality_before) / record.quality_before
+        assert loss == pytest.approx(candidate.loss.value, abs=1e-5)
+    assert records
+
+
 @pytest.mark.slow
 def test_prune_skips_shares_that_round_to_no_pruning(made, tmp_path, pruned):
     # 16 units: 90 % of them are 16 again, in whole eights.

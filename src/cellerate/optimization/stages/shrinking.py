@@ -141,6 +141,8 @@ class Quantize(Stage):
         """Return the model rounded to a precision, trained for `steps` if it loses too much without training."""
         context.listener.notify(precision)
         model = context.original()
+        # Keras's float32 would pass gates that the file fails, and the model would not be trained.
+        arguments = context.training_arguments(model) | {"judge": None, "judge_packed": context.judge_packed}
         rounded, record = quantize(
             model,
             context.training_data(model),
@@ -149,7 +151,7 @@ class Quantize(Stage):
             steps=steps,
             learning_rate=GENTLE_RATE,
             metric=context.workload.metric.name,
-            **context.training_arguments(model),
+            **arguments,
         )
         control = None
         if record.details["kept"] == "fine-tuned":
