@@ -134,15 +134,14 @@ class SktimeLSTM(BaseForecaster):
         return self._fit(y, X, self._fh) if update_params else self
 
     def _predict(self, fh: ForecastingHorizon, X: pd.DataFrame | None) -> pd.DataFrame:
-        _, made = self._forecast(X)
-        return self._frame(fh, made, self._cur_y.columns)
+        return self._frame(fh, self.trained_.forecast(self._so_far(X)), self._cur_y.columns)
 
     def _predict_quantiles(
         self, fh: ForecastingHorizon, X: pd.DataFrame | None, alpha: Sequence[float]
     ) -> pd.DataFrame:
-        series, made = self._forecast(X)
         levels = [abs(1 - 2 * one) for one in alpha]
-        around = self.trained_.bounds(series, [level for level in levels if level])
+        wanted = [level for level in levels if level]
+        made, around = self.trained_.forecast_with_bounds(self._so_far(X), wanted)
         sides = iter(around)
         each = [
             next(sides)[..., 0 if one < 0.5 else 1] if level else made
@@ -153,10 +152,9 @@ class SktimeLSTM(BaseForecaster):
         columns = pd.MultiIndex.from_product([self._get_varnames(), alpha])
         return self._frame(fh, values.reshape(*values.shape[:2], -1), columns)
 
-    def _forecast(self, X: pd.DataFrame | None) -> tuple[list[Rows], np.ndarray]:
-        """The series so far, and their forecasts (N, horizon, targets)."""
-        series = list(self._series(self._cur_y, self._cur_X, X, self.trained_.model.horizon or 0))
-        return series, self.trained_.forecast(series)
+    def _so_far(self, X: pd.DataFrame | None) -> list[Rows]:
+        """The series so far, with the columns known in advance."""
+        return list(self._series(self._cur_y, self._cur_X, X, self.trained_.model.horizon or 0))
 
     def _series(
         self, y: pd.DataFrame, X: pd.DataFrame | None, later: pd.DataFrame | None = None, horizon: int = 0

@@ -185,30 +185,33 @@ class Trained:
             further["series"] = [one.name for one in series]
         return self.model.forecast(rows, **further)
 
-    def bounds(self, series: Sequence[Rows], levels: Sequence[float]) -> np.ndarray:
-        """Calibrated intervals around the forecasts of N series.
+    def forecast_with_bounds(
+        self, series: Sequence[Rows], levels: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The forecasts of N series, and calibrated intervals around them.
 
         Args:
             series: As in `forecast`.
             levels: Each above 0 and below 1.
 
         Returns:
-            (levels, N, horizon, targets, 2): low and high. For a level that needs a longer validation part the
-            interval is infinite, because no finite one can guarantee the level.
+            The result of `forecast`, and (levels, N, horizon, targets, 2): low and high. For a level that needs a
+            longer validation part the interval is infinite, because no finite one can guarantee the level.
         """
         settings = self.model.forecaster.settings
         calibration, made = settings.calibration, self._made(series)
-        found = np.empty((len(levels), *made.shape[:3], 2))
+        point = point_of(made, settings.quantiles)
+        found = np.empty((len(levels), *point.shape, 2))
         found[..., 0], found[..., 1] = -math.inf, math.inf
         if calibration is None:
-            return found
+            return point, found
         reach = {level: calibration.reach_at(level) for level in levels if level <= calibration.grid[-1]}
         past = np.stack([one.targets[-settings.window :] for one in series])
         around = Intervals(calibration, reach, 0).bounds(past, made, settings.quantiles)
         for number, level in enumerate(levels):
             if level in around:
                 found[number] = around[level]
-        return found
+        return point, found
 
     @staticmethod
     def _known(one: Rows, horizon: int) -> np.ndarray:

@@ -69,7 +69,7 @@ _PLACE_BY_PLACE = (
 )
 
 
-def translated(source: Path, folder: Path) -> tuple[Path, str]:
+def translated(source: Path, folder: Path, *, old: bool) -> tuple[Path, str]:
     """Return a file that Keras 3 reads, and a note on it for the user, "" if there is none.
 
     It is the file itself, or a copy of it in a folder without the entries that only Keras 2 knew.
@@ -77,8 +77,9 @@ def translated(source: Path, folder: Path) -> tuple[Path, str]:
     Args:
         source: A `.keras` or HDF5 file.
         folder: Where to write the copy.
+        old: Whether Keras 2 or 1 wrote it.
     """
-    copy, old = folder / source.name, of_keras_2(source)
+    copy = folder / source.name
     if source.suffix == ".keras":
         with zipfile.ZipFile(source) as archive:
             config = json.loads(archive.read(_CONFIG))

@@ -163,12 +163,13 @@ def load_model(
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             # Keras's warnings here are about the training state.
             warnings.simplefilter("ignore")
-            readable, note = keras2_files.translated(source, Path(folder))
+            old = keras2_files.of_keras_2(source)
+            readable, note = keras2_files.translated(source, Path(folder), old=old)
             # Keras 3 cannot read the optimizers of Keras 2.
             compiled = compiled and readable == source
             _check_described(source, readable)
             read = functools.partial(keras.saving.load_model, readable, compile=compiled, safe_mode=True)
-            model = keras2_files.with_its_meaning(source, read) if keras2_files.of_keras_2(source) else read()
+            model = keras2_files.with_its_meaning(source, read) if old else read()
         if compiled:
             compile_as(model, model)
     except ModelError:

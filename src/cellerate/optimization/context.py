@@ -251,13 +251,14 @@ class Context:
 
     def judge(self, model: keras.Model) -> float:
         """Return the value of a Keras model for the functions in `compress`: less is better."""
-        value = self.workload.judge(accelerate(model), "validation").mean
-        return -value if self.workload.metric.higher_is_better else value
+        return self._badness(accelerate(model))
 
     def judge_packed(self, model: keras.Model, precision: str) -> float:
         """Return the value of a model once it is packed in a precision: less is better."""
-        file = packed(model, self.workload.record, precision=precision)
-        value = self.workload.judge(file, "validation").mean
+        return self._badness(packed(model, self.workload.record, precision=precision))
+
+    def _badness(self, model: keras.Model | PackedModel) -> float:
+        value = self.workload.judge(model, "validation").mean
         return -value if self.workload.metric.higher_is_better else value
 
     def limit_judging(self, model: keras.Model | PackedModel) -> bool:

@@ -142,7 +142,7 @@ class Ticket:
         all_ids = np.concatenate([*self._ids, ids])
 
         def stopped(count: int) -> bool:
-            assert self._tokenizer is not None  # noqa: S101 (there is no stop text without one)
+            assert self._tokenizer is not None  # noqa: S101 (a stop text needs one)
             # As the text was shown: its first space may depend on the prompt.
             stream = TextStream(self._tokenizer, self._stop, self._prompt.ids)
             stream.push(all_ids[:count])
