@@ -18,7 +18,7 @@ from cellerate.runtime.cell import write_cell
 
 ROOT = Path(__file__).resolve().parents[1]
 PIP = (sys.executable, "-m", "pip")
-OWN_LIMIT_BYTES = 15_100_000  # what the package adds to NumPy, its bytecode included; decision 9
+OWN_LIMIT_BYTES = 15_200_000  # what the package adds to NumPy, its bytecode included; decision 9
 RUN_LIMIT_BYTES = 4_600_000  # of that, what generating from a packed model reads
 CHARACTERS = " abcdefgh"
 HEAVY = (

@@ -129,7 +129,7 @@ constexpr bool is_step(Function of) {
 enum class ValueKind : int32_t { kNumbers, kIds, kMask };
 
 // The shape of a value. `steps` is 0 for numbers without a time axis; `features` is 1 for ids and masks. For numbers
-// with three axes `sequences` is N and `steps` is N·T; otherwise `sequences` is 0.
+// with three axes `sequences` is N and `steps` is N·T; with more, N is the product of the axes before T; else it is 0.
 struct ValueShape {
   int64_t steps = 0, features = 0, sequences = 0;
   int64_t positions() const { return steps == 0 ? 1 : steps; }

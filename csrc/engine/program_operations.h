@@ -1,6 +1,8 @@
 // The operations of a program without matrix products: they copy or move the values of a block, or compute row by row.
 #pragma once
 
+#include <numeric>
+
 #include "engine/functions.h"
 #include "engine/program_lstm.h"
 #include "products/normalise.h"
@@ -179,12 +181,16 @@ class ProgramOperations {
     }
   }
 
+  // Copies the numbers in their order, as many at once as are neighbours in both values.
   void reshape(const Block& block, Index n, Index rows) {
     const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
+    const Index together = std::gcd(from.features, to.features);
     const Range mine = block.team.share_of(rows);
     for (Index row = mine.begin; row < mine.end; ++row) {
-      for (Index i = 0; i < to.steps * to.features; ++i)
-        to.at(i / to.features, row)[i % to.features] = from.at(i / from.features, row)[i % from.features];
+      for (Index i = 0; i < to.steps * to.features; i += together) {
+        copy_floats(from.at(i / from.features, row) + i % from.features,
+                    to.at(i / to.features, row) + i % to.features, together);
+      }
     }
   }
 

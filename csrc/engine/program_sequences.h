@@ -86,13 +86,23 @@ class SequenceOperations : public ProgramOperations {
     }
   }
 
+  // Swaps two axes: the last two, or the two before the last.
   void transpose(const Block& block, Index n, Index rows) {
     const Frames from = frames(block, inputs_of(n)[0], rows), to = frames(block, n, rows);
-    const Range mine = block.team.share_of(rows);
-    for (Index row = mine.begin; row < mine.end; ++row) {
-      for (Index step = 0; step < to.steps; ++step) {
-        float* out = to.at(step, row);
-        for (Index i = 0; i < to.features; ++i) out[i] = from.at(i, row)[step];
+    const bool features = along_features(n);
+    const Index first = features ? to.features : to.steps / sequences_of(n),  // sizes in x
+        second = from.steps / sequences_of(inputs_of(n)[0]);
+    const Range mine = block.team.share_of(to.all());
+    for (Index place = mine.begin; place < mine.end; ++place) {
+      float* out = to.data + place * to.stride;
+      const Index step = place / rows, row = place % rows;
+      if (features) {
+        const Index column = step % from.features, before = step / from.features * to.features;
+        for (Index i = 0; i < to.features; ++i) out[i] = from.at(before + i, row)[column];
+      } else {
+        const Index block_of = step / (first * second), within = step % (first * second);
+        copy_floats(from.at(block_of * first * second + within % first * second + within / first, row), out,
+                    from.features);
       }
     }
   }

@@ -24,7 +24,7 @@ namespace cellerate {
 //   flipped: an axis option names the last axis of several, or time.
 //   joined: an axis option names the last axis, or time.
 //   either: an axis option names the last axis, or the one before.
-//   swapped: an axes option swaps time and features.
+//   swapped: an axes option swaps the last two axes, or the two before the last.
 inline constexpr const char *kAnyShapes = "any", *kAlike = "alike", *kTime = "time", *kFeatures = "features",
                             *kPositions = "positions", *kStretched = "stretched", *kJoined = "joined",
                             *kEither = "either", *kSwapped = "swapped", *kFlipped = "flipped";

@@ -176,6 +176,7 @@ Graph across_steps(int64_t T) {
   const int32_t dot = graph.add(ProgramOp::kDot, {context, pooled}, {T, (T + 1) / 2});
   whole(2, 2, 0, 0);
   const int32_t turned = graph.add(ProgramOp::kTranspose, {dot}, {(T + 1) / 2, T});
+  graph.begins.back() = 1;
   const int32_t joined = graph.add(ProgramOp::kConcatenate, {context, pooled}, {T + (T + 1) / 2, 24});
   // N sequences of 2T steps, of the same numbers.
   const int32_t again = graph.add(ProgramOp::kRepeatVector, {sum}, {N, 24});
@@ -186,8 +187,12 @@ Graph across_steps(int64_t T) {
   whole(3, 2, 1, 1);
   const int32_t of_each = graph.add(ProgramOp::kMax, {mean}, {N, 4});
   const int32_t spread = graph.add(ProgramOp::kSoftmax, {mean}, {N * 6, 4, N});
+  // (N, 6, 4) as (6, N, 4) and (N, 4, 6).
+  const int32_t swapped = graph.add(ProgramOp::kTranspose, {mean}, {N * 6, 4, 6});
+  const int32_t across = graph.add(ProgramOp::kTranspose, {mean}, {N * 4, 6, N});
+  graph.begins.back() = 1;
   const int32_t divided = graph.add(ProgramOp::kDivide, {mean, spread}, {N * 6, 4, N});
-  graph.outputs = {additive, least, turned, joined, of_each, divided};
+  graph.outputs = {additive, least, turned, joined, of_each, divided, swapped, across};
   return graph;
 }
 

@@ -93,6 +93,12 @@ def of_one(make: Callable[[], keras.Layer]) -> Join:
     return lambda values: make()(values[0])
 
 
+def of_images(make: Callable[[], keras.Layer]) -> Join:
+    """Makes an image of the features of each step, and features of what a layer makes of it."""
+    each = layers.TimeDistributed
+    return lambda values: each(layers.Flatten())(each(make())(each(layers.Reshape((2, 2, 1)))(values[0])))
+
+
 # The layers that join several tensors are in JOINS.
 SINGLE: dict[str, tuple[type, Join]] = {
     "rnn": (layers.RNN, of_one(lambda: layers.RNN(layers.LSTMCell(3), return_sequences=True))),
@@ -157,6 +163,14 @@ SINGLE: dict[str, tuple[type, Join]] = {
     "separable": (layers.SeparableConv1D, of_one(lambda: layers.SeparableConv1D(3, 2, padding="same"))),
     "max-pooling-of-windows": (layers.MaxPooling1D, of_one(lambda: layers.MaxPooling1D(2, strides=1))),
     "average-pooling-of-windows": (layers.AveragePooling1D, of_one(lambda: layers.AveragePooling1D(2))),
+    "image-convolution": (layers.Conv2D, of_images(lambda: layers.Conv2D(3, 2))),
+    "image-depthwise": (layers.DepthwiseConv2D, of_images(lambda: layers.DepthwiseConv2D(2))),
+    "image-separable": (layers.SeparableConv2D, of_images(lambda: layers.SeparableConv2D(3, 2))),
+    "image-max-pooling": (layers.MaxPooling2D, of_images(layers.MaxPooling2D)),
+    "image-average-pooling": (layers.AveragePooling2D, of_images(lambda: layers.AveragePooling2D(2))),
+    "image-max": (layers.GlobalMaxPooling2D, of_images(layers.GlobalMaxPooling2D)),
+    "image-mean": (layers.GlobalAveragePooling2D, of_images(layers.GlobalAveragePooling2D)),
+    "image-dropout": (layers.SpatialDropout2D, of_images(lambda: layers.SpatialDropout2D(0.5))),
     "heads": (
         layers.MultiHeadAttention,
         lambda values: layers.MultiHeadAttention(2, 3)(values[0], values[0]),

@@ -83,8 +83,8 @@ def pool(op: str) -> Callable[[LiteRtGraph, Node, Given], Value]:
         options.strideH, options.strideW = chosen["strides"], 1
         options.filterHeight, options.filterWidth = chosen["size"], 1
         pooled = graph.add(op, [image], (rows, count, 1, features), options)
-        written = (x.shape[0], _FREE, features) if len(outer) == 1 else (x.shape[0], _FREE, count, features)
-        return graph.reshape(pooled, (*outer, count, features), written)
+        inner = (*outer[2:], count) if len(outer) > 1 else ()
+        return graph.reshape(pooled, (*outer, count, features), (x.shape[0], _FREE, *inner, features))
 
     return write
 

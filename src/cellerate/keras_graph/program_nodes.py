@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,7 +96,7 @@ class Weight:
         update: One half of the low-rank update that is merged into the array; None if there is none.
         part: The index on the variable's first axis that the array holds; None for the whole variable.
         groups: The groups of a convolution. The array holds one block a group, with zeros between the blocks; the
-            variable (size, features of a group, N) has no zeros.
+            variable (places of a window, features of a group, N) has no zeros.
     """
 
     variable: Any
@@ -108,7 +109,7 @@ class Weight:
         """Assigns values in the shape of the array to the variable; a low-rank update becomes zero."""
         values = values.T if self.transposed else values
         if self.groups > 1:
-            values = blocks_of(values, self.variable.shape[0], self.groups)
+            values = blocks_of(values, math.prod(self.variable.shape[:-2]), self.groups)
         if self.part is not None:
             whole = np.array(numpy(self.variable))
             whole[self.part] = values

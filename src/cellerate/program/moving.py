@@ -176,5 +176,6 @@ ROWS = {
         gives=AS_READ,
         shape=_permuted,
         run=lambda node, given, _: given["x"].transpose(0, *node.options["axes"]),
+        step=lambda node, steps: Stepped() if node.options["axes"][0] == 1 else needs_all_steps(node, steps),
     ),
 }

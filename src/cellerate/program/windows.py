@@ -1,6 +1,6 @@
 """The operations on windows of neighbouring steps: the inputs of a convolution, and pooling.
 
-They work along the axis before the last, so `axis` is 1 for (B, T, F) and 2 for (B, N, T, F).
+They work along the axis before the last, so `axis` is 1 for (B, T, F), 2 for (B, N, T, F), and so on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from cellerate.errors import ModelError
 from cellerate.program.node import Node
-from cellerate.program.operation import Arithmetic, Given, Operation, Shape, Shapes, Stepped
+from cellerate.program.operation import MOST_AXES, Arithmetic, Given, Operation, Shape, Shapes, Stepped
 
 PADDINGS = ("valid", "same", "causal")
 """Keras's names of padding: none; steps on both sides that keep the length at strides of 1; the same number of steps,
@@ -58,8 +58,10 @@ def _check(node: Node) -> None:
         raise ModelError(
             f"{node.name}: padding must be one of {', '.join(known)}, not {node.options['padding']!r}."
         )
-    if node.options["axis"] not in (1, 2):
-        raise ModelError(f"{node.name}: axis must be 1 or 2, not {node.options['axis']!r}.")
+    if not 1 <= node.options["axis"] < MOST_AXES:
+        raise ModelError(
+            f"{node.name}: axis must be from 1 to {MOST_AXES - 1}, not {node.options['axis']!r}."
+        )
 
 
 def _shape(node: Node, read: Shapes) -> Shape:
@@ -103,7 +105,7 @@ def _average_pool(node: Node, given: Given, arithmetic: Arithmetic) -> np.ndarra
 
 
 def _step(node: Node, steps: int) -> Stepped:
-    if node.options["axis"] == 2:
+    if node.options["axis"] > 1:
         return Stepped()
     size, strides = node.options["size"], node.options["strides"]
     if strides > 1:

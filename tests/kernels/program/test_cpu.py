@@ -218,9 +218,16 @@ def test_nan_stays_in_its_row() -> None:
     ("nodes", "takes"),
     [
         ([Node("input", "x", options={"shape": (-1, 3, 2, 2), "dtype": "float32"})], True),
-        ([Node("input", "x", options={"shape": (-1, 3, 2, 2, 2), "dtype": "float32"})], False),
-        ([Node("permute", "p", {"x": 0}, options={"axes": (2, 1)})], True),
-        ([Node("permute", "p", {"x": 0}, options={"axes": (1, 3, 2)})], False),
+        ([Node("input", "x", options={"shape": (-1, 3, 2, 2, 2), "dtype": "float32"})], True),
+        ([Node("input", "x", options={"shape": (-1,), "dtype": "float32"})], False),
+        *(
+            ([Node("permute", "p", {"x": 0}, options={"axes": axes})], True)
+            for axes in ((2, 1), (1, 3, 2), (2, 1, 3), (1, 3, 2, 4), (1, 2, 4, 3))
+        ),
+        *(
+            ([Node("permute", "p", {"x": 0}, options={"axes": axes})], False)
+            for axes in ((3, 1, 2), (3, 2, 1), (2, 1, 3, 4), (2, 1, 4, 3), (1, 2))
+        ),
         ([Node("crop", "c", {"x": 0}, options={"axis": 2})], False),
     ],
 )
@@ -278,6 +285,55 @@ def test_features_are_summed_and_flipped(shape: tuple[int, ...]) -> None:
         sizes = cpu.sizes_of(nodes, {0: shape, 1: shape})
         CompiledProgram(nodes, [1], "float32").run(sizes, [x], [made])
         np.testing.assert_array_equal(made, expected)
+
+
+MOVED = [((4, 5), (2, 1)), ((3, 4, 5), (1, 3, 2)), ((3, 4, 5), (2, 1, 3)), ((2, 3, 4, 5), (1, 3, 2, 4))]
+
+
+@pytest.mark.parametrize("target", native.available_targets() if native.why_unavailable() is None else [])
+@pytest.mark.parametrize(("shape", "axes"), [*MOVED, ((2, 3, 4, 5), (1, 2, 4, 3))])
+def test_two_axes_are_swapped(shape: tuple[int, ...], axes: tuple[int, ...], target: str) -> None:
+    native.set_target(target)
+    for batch, threads in ((1, 1), (1, 2), (7, 3)):
+        native.set_num_threads(threads)
+        x = np.random.default_rng(0).normal(size=(batch, *shape)).astype(np.float32)
+        assert_equals({"x": x}, Node("permute", "y", {"x": 0}, options={"axes": axes}))
+
+
+WINDOWS = {"size": 2, "strides": 1, "dilation": 2, "padding": "same", "axis": 3}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        Node("windows", "y", {"x": 0}, options={**WINDOWS, "features": 5}),
+        Node("max_pool", "y", {"x": 0}, options=WINDOWS),
+        Node("sum", "y", {"x": 0}, options={"axis": 3, "keepdims": False}),
+        Node("max", "y", {"x": 0}, options={"axis": 4, "keepdims": True}),
+        Node("softmax", "y", {"x": 0}, options={"axis": 3}),
+        Node("multiply", "y", {"0": 0, "1": 1}),
+        Node("cumsum", "y", {"x": 0}, options={"axis": 4}),
+        Node("take", "y", {"x": 0}, options={"indices": (2, 0), "axis": 4}),
+        Node("reshape", "y", {"x": 0}, options={"shape": (3, 2, 20)}),
+    ],
+    ids=lambda node: node.op,
+)
+def test_further_axes_are_sequences(node: Node) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 2, 3, 4, 5)).astype(np.float32)
+    assert_equals({"x": x, "y": np.ascontiguousarray(x[:, :1, :1])} if "1" in node.inputs else {"x": x}, node)
+
+
+def assert_equals(given: Given, node: Node) -> None:
+    """Compares a node on the core with the table of operations."""
+    arrays = list(given.values())
+    read = {name: arrays[source] for name, source in node.inputs.items()}
+    right = operations.run(node, read)
+    nodes = {**dict(enumerate(Node("input", name) for name in given)), len(given): node}
+    shapes_ = [array.shape[1:] for array in (*arrays, right)]
+    made = np.full(right.shape, np.nan, np.float32)
+    sizes = cpu.sizes_of(nodes, dict(enumerate(shapes_)))
+    CompiledProgram(nodes, [len(given)], "float32").run(sizes, arrays, [made])
+    np.testing.assert_allclose(made, right, rtol=1e-6)
 
 
 @pytest.mark.parametrize("indices", [(0,), (-1,), (1, 2, 3), (3, 1, 1, -4), (0, 2, 1, 3, 0)])

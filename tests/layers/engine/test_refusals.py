@@ -10,8 +10,10 @@ from keras import layers
 
 import cellerate
 from cellerate.errors import ConfigError, ModelError
+from cellerate.keras_graph.keras_layers import ROWS
 from cellerate.layers import accelerate as accelerating
 from cellerate.layers.engine.batches import Misfit
+from cellerate.layers.engine.convolutions import OF_IMAGES
 from cellerate.layers.engine.parts import StepParts, parts_of
 from cellerate.layers.engine.seam import reasons_of
 from cellerate.layers.engine.step import EngineStep
@@ -129,6 +131,18 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], str]] = {
         ),
         "drops other features in each step",
     ),
+    "image": (
+        lambda: of_steps(layers.Reshape((3, 3, 4)), layers.Conv2D(4, 1), layers.Reshape((9, 4))),
+        "works on images",
+    ),
+    "images of a video": (
+        lambda: of_steps(
+            layers.Reshape((9, 2, 2, 1)),
+            layers.TimeDistributed(layers.SpatialDropout2D(0.5)),
+            layers.TimeDistributed(layers.Flatten()),
+        ),
+        "works on images",
+    ),
     "lambda": (lambda: model_of(layers.Lambda(lambda x: x)), "Lambda"),
     "gru": (lambda: model_of(layers.GRU(4), lstm=layers.LSTM(4, return_sequences=True)), "no gru"),
     "loss": (lambda: model_of(loss=own_loss, metrics=["mae"]), "no loss 'own_loss'"),
@@ -179,6 +193,11 @@ def test_model_that_the_engine_does_not_support_trains_as_in_keras(name: str) ->
     with pytest.raises(ModelError, match="cannot train on the engine") as error:
         required.fit(X, Y, verbose=0, **stateful)
     assert reason in str(error.value)
+
+
+def test_no_layer_on_images_trains_on_the_engine() -> None:
+    known = {kind for kind, row in ROWS.items() if row.program is not None and kind.__name__.endswith("2D")}
+    assert known == set(OF_IMAGES)
 
 
 # A reason that is known before the first step, and one that is found in it.

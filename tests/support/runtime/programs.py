@@ -136,7 +136,7 @@ def windows(graph: Graph, op: str, x: int, size: int, padding: str, **options: A
 
 
 def convolutional(*, strided: bool = True) -> Program:
-    """Convolutions and pooling over time, and over the steps within each step of another input."""
+    """Convolutions and pooling over time, within each step of another input, and over the images of videos."""
     graph = Graph()
     x = graph.input("x", -1, F)
     causal = windows(graph, "windows", x, 3, "causal", dilation=2, features=F)
@@ -153,6 +153,10 @@ def convolutional(*, strided: bool = True) -> Program:
     less = windows(graph, "average_pool", each, 3, "same", axis=2)
     flat = graph.add("flatten_steps", "flat", {"x": most})
     of_frames = graph.lstm(flat, "of frames", 36, 5)
+    videos = graph.input("videos", -1, 6, 5, 2)
+    columns = windows(graph, "windows", videos, 3, "same", axis=3, features=2)
+    swapped = graph.add("permute", "swapped", {"x": columns}, axes=(1, 3, 2, 4))
+    of_images = windows(graph, "max_pool", swapped, 2, "valid", strides=2, axis=3)
     return graph.program(
         pooled=pooled,
         top=top,
@@ -163,6 +167,9 @@ def convolutional(*, strided: bool = True) -> Program:
         largest=graph.add("max", "largest", {"x": less}, axis=3, keepdims=True),
         normal=graph.add("softmax", "normal", {"x": each}, axis=2),
         joined=graph.add("concatenate", "joined", {"0": x, "1": x}, axis=1),
+        turned=graph.add("permute", "turned", {"x": each}, axes=(2, 1, 3)),
+        images=windows(graph, "average_pool", of_images, 2, "same", axis=3),
+        columns=graph.add("mean", "columns", {"x": of_images}, axis=3, keepdims=False),
     )
 
 

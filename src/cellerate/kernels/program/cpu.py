@@ -1,6 +1,7 @@
 """A packed model's program on the native core: weights are packed once, and the whole graph runs in one call.
 
-The core takes values of the shapes (B, F), (B, T, F) with a time axis, and (B, N, T, F) with an axis of sequences.
+The core takes values of the shapes (B, F), (B, T, F) with a time axis, and (B, N, T, F) with one or more axes of
+sequences.
 `takes` says which programs it supports; other programs, and machines without the core, run one operation at a time
 (`runtime.program.interpreter`). Only this module uses the core's `CompiledProgram`.
 """
@@ -177,7 +178,7 @@ def sizes_of(
         shape = shapes[number]
         read = {name: shapes[source] for name, source in node.inputs.items()}
         whole = _gives_ids_or_mask(node)
-        if len(shape) != 1 if whole else not 1 <= len(shape) <= 3:
+        if len(shape) != 1 if whole else not shape:
             return None
         if not _TAKEN[known[node.op].shapes](node, shape, read):
             return None
@@ -189,7 +190,7 @@ def sizes_of(
 
 def _size(shape: Shape) -> tuple[int, int, int]:
     *outer, features = shape
-    return (math.prod(outer) if outer else 0), features, outer[0] if len(outer) == 2 else 0
+    return (math.prod(outer) if outer else 0), features, math.prod(outer[:-1]) if len(outer) > 1 else 0
 
 
 def _begin(node: Node, read: Mapping[str, Shape]) -> int:
@@ -201,7 +202,15 @@ def _begin(node: Node, read: Mapping[str, Shape]) -> int:
         return int(options["before"])
     if "padding" in options:
         return window_steps(node, read["x"][-2])[1]
+    if node.op == "permute":
+        return int(_swap(options["axes"]) == 0)
     return int(node.op in _ALONG and options["axis"] in (-1, len(read["x"])))
+
+
+def _swap(axes: Sequence[int]) -> int | None:
+    """The axes behind the two neighbours that are swapped; None if that is not all that the axes say."""
+    moved = [place for place, axis in enumerate(axes, 1) if place != axis]
+    return len(axes) - moved[1] if len(moved) == 2 and moved[1] - moved[0] == 1 else None
 
 
 def _few_axes(shape: Shape, read: Mapping[str, Shape]) -> bool:
@@ -210,7 +219,9 @@ def _few_axes(shape: Shape, read: Mapping[str, Shape]) -> bool:
 
 
 def _alike(node: Node, shape: Shape, read: Mapping[str, Shape]) -> bool:
-    return all(each == (shape[:1] if name == "mask" else shape) for name, each in read.items())
+    return len(shape) <= 3 and all(
+        each == (shape[:1] if name == "mask" else shape) for name, each in read.items()
+    )
 
 
 def _stretched(shape: Shape, read: Mapping[str, Shape]) -> bool:
@@ -239,7 +250,6 @@ _TAKEN: Mapping[str, Callable[[Node, Shape, Mapping[str, Shape]], bool]] = {
     "either": lambda node, shape, read: node.options["axis"] in (len(read["x"]), max(len(read["x"]) - 1, 1)),
     "swapped": lambda node, shape, read: True,
 }
-_SWAPPED = (2, 1)
 _ALONG = ("sum", "mean", "max", "min", "softmax", "take")
 
 
@@ -251,10 +261,9 @@ def takes(nodes: Collection[Node]) -> bool:
         row = rows().get(node.op)
         if row is None or (row.shapes == "time" and node.options.get("axis", 1) != 1):
             return False
-        if row.shapes == "swapped" and node.options["axes"] != _SWAPPED:
+        if row.shapes == "swapped" and _swap(node.options["axes"]) not in (0, 1):
             return False
-        floats = node.op == "input" and node.options["dtype"] == "float32"
-        if floats and not 2 <= len(node.options["shape"]) <= 4:
+        if node.op == "input" and node.options["dtype"] == "float32" and len(node.options["shape"]) < 2:
             return False
     return True
 

@@ -449,5 +449,5 @@ def _takes(node: Node, shape: Shape, read: Shape, name: str) -> bool:
 
 
 def _flat(shape: Shape) -> Shape:
-    """A shape of at most three axes: of four or more, all but the last become one."""
-    return shape if len(shape) < 4 else (math.prod(shape[:-1]), shape[-1])
+    """A shape of at most three axes: of four or more, all but the last two become one."""
+    return shape if len(shape) < 4 else (math.prod(shape[:-2]), *shape[-2:])

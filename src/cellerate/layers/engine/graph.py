@@ -25,11 +25,11 @@ from cellerate.keras_graph.program_nodes import (
     Readers,
     Refused,
     Weight,
-    numpy,
 )
 from cellerate.keras_graph.to_program import ProgramReading, no_graph, own_graph
 from cellerate.keras_graph.walk import walk
 from cellerate.kernels.training import cpu
+from cellerate.layers.engine.convolutions import OF_IMAGES, convolution, on_image
 from cellerate.layers.engine.learned_scores import learned_scores
 from cellerate.layers.engine.logits import OutputNodes, split_output
 from cellerate.layers.engine.slopes import with_slopes_of_backend
@@ -281,9 +281,11 @@ def _in_training(kind: type, read: Read) -> Read:
     if kind is layers.AlphaDropout:
         return _alpha_dropout
     if kind in (layers.Conv1D, layers.DepthwiseConv1D, layers.SeparableConv1D):
-        return functools.partial(_convolution, read)
+        return functools.partial(convolution, read)
     if kind in (layers.Attention, layers.AdditiveAttention, layers.MultiHeadAttention):
         return functools.partial(_attention, read)
+    if kind in OF_IMAGES:
+        return on_image
     if kind is layers.BatchNormalization:
         return functools.partial(_batch_normalization, read)
     if kind is layers.Normalization:
@@ -300,36 +302,6 @@ def _gaussian(call: ProgramCall) -> ProgramValue:
         return _drawing(call, "gaussian_noise", float(layer.stddev))
     rate = _rate(call)
     return _drawing(call, "gaussian_dropout", math.sqrt(rate / (1 - rate)))
-
-
-def _convolution(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:
-    """The nodes of a convolution, whose kernel stays one variable even if it has groups."""
-    added, layer = read(call), call.layer
-    if isinstance(layer, layers.Conv1D):
-        _group(call, -1, layer.kernel, layer.groups)
-    elif isinstance(layer, layers.DepthwiseConv1D):
-        _group(call, -1, layer.kernel, layer.kernel.shape[1])
-    else:
-        # The pointwise product is the last node.
-        _group(call, -2, layer.depthwise_kernel, layer.depthwise_kernel.shape[1])
-    return added
-
-
-def _group(call: ProgramCall, index: int, kernel: Any, groups: int) -> None:
-    """Replaces the dense node at `index` by a grouped one, whose kernel has the variable's layout in memory."""
-    if groups == 1:
-        return
-    dense, size = call.nodes.found[index], kernel.shape[0]
-    filters = dense.arrays["kernel"].shape[1]
-    array = call.nodes.array(
-        call.layer, "kernel in groups", lambda: numpy(kernel).reshape(-1, filters), Weight(kernel)
-    )
-    call.nodes.found[index] = dataclasses.replace(
-        dense,
-        op=cpu.GROUPED,
-        arrays={**dense.arrays, "kernel": array},
-        options={**dense.options, "groups": groups, "size": size},
-    )
 
 
 def _attention(read: Read, call: ProgramCall) -> ProgramValue | list[ProgramValue]:

@@ -89,9 +89,9 @@ class _Push:
         )
         if node.op == "input":
             shape: Any = options["shape"]
-            # After its steps an input may have one more axis, for a layer that works inside each step.
+            # After its steps an input may have more axes, for layers that work inside each step.
             whole = options["dtype"] == "int32"
-            steps = shape[1] if len(shape) in (3, 4) or (whole and len(shape) == 2) else 0
+            steps = shape[1] if len(shape) >= 3 or (whole and len(shape) == 2) else 0
             if steps:
                 options["shape"] = (shape[0], -1, *shape[2:])
         elif row.states:
