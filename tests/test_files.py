@@ -21,6 +21,7 @@ from cellerate.files import (
     check_model_file,
     check_writable,
     exclusive,
+    interrupted_by_sigterm,
     is_taken,
     output_error,
     read_regular,
@@ -274,3 +275,31 @@ def test_a_model_file_of_another_kind_is_refused_by_its_name(tmp_path, name, mes
     (tmp_path / name).write_bytes(b"PK")
     with pytest.raises(ModelError, match=message):
         check_model_file(tmp_path / name)
+
+
+class Interrupted:
+    """Ctrl-C comes while it is finalized, where Python prints the exception and goes on."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_interrupt_that_a_finalizer_swallows_is_raised_again() -> None:
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt), interrupted_by_sigterm():
+        Interrupted()
+        time.sleep(10)
+    assert sys.unraisablehook is hook
+
+
+def test_other_errors_of_finalizers_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: told.append(ignored.exc_type))
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError
+
+    with interrupted_by_sigterm():
+        Failing()
+    assert told == [ValueError]

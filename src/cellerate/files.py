@@ -8,16 +8,18 @@ import contextlib
 import csv
 import errno
 import fcntl
+import functools
 import glob
 import itertools
 import os
 import shutil
 import signal
 import stat
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,16 +232,29 @@ def publish_folder(folder: Path, target: Path) -> None:
 def interrupted_by_sigterm() -> Iterator[None]:
     """Has SIGTERM raise `KeyboardInterrupt`, as Ctrl-C does; by itself it ends the process and leaves unfinished files.
 
-    On other threads than the main one it does nothing, because they cannot set what a signal does.
+    An interrupt that falls into a finalizer or a callback of the garbage collector, where Python would only print it,
+    is raised again. On other threads than the main one this does nothing, because they cannot set what a signal does.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before, hook = signal.signal(signal.SIGTERM, signal.default_int_handler), sys.unraisablehook
+    sys.unraisablehook = functools.partial(_interrupt_again, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt_again(otherwise: Callable[[Any], None], ignored: Any) -> None:
+    if ignored.exc_type is None or not issubclass(ignored.exc_type, KeyboardInterrupt):
+        otherwise(ignored)
+        return
+    number = signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
+    # A little later, as here it would be lost once more.
+    with contextlib.suppress(RuntimeError):  # no thread starts while Python ends
+        threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
 
 
 @contextlib.contextmanager

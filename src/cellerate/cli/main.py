@@ -144,11 +144,10 @@ def _run() -> None:
         _command()(prog_name="cellerate")
     except KeyboardInterrupt:
         # A second Ctrl-C, while the first one was being answered.
-        _let_be_killed()
-        raise SystemExit(INTERRUPTED) from None
+        _end_interrupted()
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            _let_be_killed()
+            _end_interrupted()
         raise
     except CellerateError as error:
         _end(in_options(error), error.exit_code)
@@ -164,11 +163,19 @@ def _run() -> None:
         )
 
 
-def _let_be_killed() -> None:
-    """Has a further signal end the process at once, for Python would answer it with a traceback while it ends."""
+def _end_interrupted() -> NoReturn:
+    """Ends the process; a further signal kills it, for Python would answer it with a traceback."""
     with contextlib.suppress(ValueError):  # in another thread than the main one
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
+    if "jax" in sys.modules:
+        # Threads of XLA that still compile or compute would crash as Python unloads what they use.
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(INTERRUPTED)
+    raise SystemExit(INTERRUPTED)
 
 
 def _end(message: str, code: int) -> NoReturn:
@@ -182,4 +189,8 @@ def _end(message: str, code: int) -> NoReturn:
         # JAX would first wait for the other processes, which wait for this one.
         sys.stderr.flush()
         os._exit(code)
+    if (jax := sys.modules.get("jax")) is not None:
+        # A thread of XLA that still computes may crash while Python unloads the libraries it calls.
+        with contextlib.suppress(Exception):
+            jax.block_until_ready(jax.live_arrays())
     raise SystemExit(code)
