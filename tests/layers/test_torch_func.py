@@ -1,4 +1,4 @@
-"""Accelerated models in `torch.func` transforms, which run Keras's own code."""
+"""Accelerated models in torch's own tools: transforms, which run Keras's code, and activation checkpointing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from cellerate.errors import ModelError
 from cellerate.layers.accelerate import accelerate
 
 torch = pytest.importorskip("torch")
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 pytestmark = [
     pytest.mark.keras,
     pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch's own"),
@@ -45,3 +46,15 @@ def test_transform_of_an_accelerated_model_equals_the_stock_model(name: str) -> 
 def test_named_implementation_in_a_transform_raises_a_clear_error() -> None:
     with pytest.raises(ModelError, match=r"a transform of torch\.func calls it"):
         TRANSFORMS["grad"](model("cellerate-cpu"), inputs())
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing_gives_the_gradients_of_the_stock_model(use_reentrant: bool) -> None:
+    found = []
+    for implementation in (None, "cellerate-cpu"):
+        x = inputs().requires_grad_()
+        layer = model(implementation)
+        checkpoint(layer, x, use_reentrant=use_reentrant).sum().backward()
+        found.append([x.grad, *(parameter.grad for parameter in layer.parameters())])
+    for ours, right in zip(*found, strict=True):
+        torch.testing.assert_close(ours, right)

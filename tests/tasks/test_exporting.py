@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import subprocess
 
 import keras
 import numpy as np
@@ -15,6 +16,7 @@ from cellerate.data.tokenizers.tokenizer import CharacterTokenizer
 from cellerate.errors import BackendError, ConfigError, ModelError
 from cellerate.exports.litert import LiteRt
 from cellerate.exports.onnx import OnnxRuntime
+from cellerate.exports.openvino_trial import tried_in_openvino
 from cellerate.exports.trials import deviation, trials_of
 from cellerate.keras_graph import program_layers
 from cellerate.keras_graph.keras_layers import ALIKE, ROWS, LayerFacts
@@ -189,6 +191,14 @@ def test_what_openvino_makes_of_it_is_told_where_it_is_installed(tmp_path, monke
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else find(name))
     assert cellerate.export(text_model(), tmp_path / "m.onnx").elsewhere == ""
+
+
+def test_what_openvino_computes_wrongly_is_told_as_wrong(tmp_path, monkeypatch):
+    done = subprocess.CompletedProcess([], 0, b'{"error": 0.46}')
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: done)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    found = tried_in_openvino(tmp_path / "m.onnx", [])
+    assert found == "in OpenVINO, in float32: error 4.6e-01, which is wrong: do not use the file there"
 
 
 def test_wrong_results_are_an_error_and_leave_the_older_file(tmp_path, monkeypatch):

@@ -198,8 +198,9 @@ def _save(operation: CoreOperation, ctx: Any, inputs: tuple[Any, ...], output: A
 
 
 def _differentiate(operation: CoreOperation, backward: str, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-    given = dict(zip(operation.arguments, ctx.saved_tensors, strict=False))
-    rest = ctx.saved_tensors[len(given) :]
+    # Read once: activation checkpointing gives them a single time.
+    saved = ctx.saved_tensors
+    given, rest = dict(zip(operation.arguments, saved, strict=False)), saved[len(operation.arguments) :]
     for source, through in operation.reached_through.items():
         if (
             given[source] is not None

@@ -19,6 +19,8 @@ from cellerate.exports.trials import Arrays, TrialBatch, deviation
 
 # A trial takes about two seconds.
 _PATIENCE_S = 120
+# Far above rounding, in int8 too, and far below a wrong layer.
+_RIGHT = 0.05
 
 
 def tried_in_openvino(path: Path, trials: list[TrialBatch]) -> str:
@@ -34,7 +36,8 @@ def tried_in_openvino(path: Path, trials: list[TrialBatch]) -> str:
     except (subprocess.SubprocessError, json.JSONDecodeError):
         return "OpenVINO did not end well with it"
     if "error" in found:
-        return f"in OpenVINO, in float32: error {found['error']:.1e}"
+        words = f"in OpenVINO, in float32: error {found['error']:.1e}"
+        return words if found["error"] <= _RIGHT else f"{words}, which is wrong: do not use the file there"
     return f"OpenVINO does not read it: {found['reason']}"
 
 

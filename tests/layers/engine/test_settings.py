@@ -180,3 +180,36 @@ def test_schedule_that_needs_kerass_variable_of_steps_trains_as_in_keras() -> No
         model.fit(X, Y, 4, epochs=2, shuffle=False, verbose=0)
         found.append(model.get_weights())
     _assert_alike(*found)
+
+
+def _freeze_as_torch_does(model: keras.Model) -> None:
+    for weight in model.layers[0].trainable_weights:
+        weight.value.requires_grad_(False)
+
+
+def _thaw(model: keras.Model) -> None:
+    for weight in model.layers[0].trainable_weights:
+        weight.value.requires_grad_(True)
+
+
+def _hook_a_gradient(model: keras.Model) -> None:
+    model.layers[-1].kernel.value.register_hook(lambda gradient: gradient * 0)
+
+
+@pytest.mark.skipif(not TORCH, reason="torch's own settings")
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(_freeze_as_torch_does, _thaw), (_keep_all, _freeze_as_torch_does), (_keep_all, _hook_a_gradient)],
+)
+def test_setting_of_a_parameter_applies_to_the_next_step(first: Any, then: Any) -> None:
+    found = []
+    for engine in ("auto", None):
+        model = _model(engine)
+        _keep_all(model)
+        model.optimizer.learning_rate = 0.05
+        for change in (first, then):
+            change(model)
+            model.train_on_batch(X, Y)
+            found.append(model.get_weights())
+    _assert_alike(found[0] + found[1], found[2] + found[3])

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import optimizers
 
+from cellerate.keras_graph.keras_backend import stored
 from cellerate.layers.engine.constraints import projection_of
 from cellerate.layers.engine.gradient_norm import norms_of
 from cellerate.layers.engine.graph import TrainingGraph, read_training
@@ -27,6 +28,8 @@ from cellerate.layers.engine.updates import OptimizerUpdate, penalties_of, unkno
 
 # Where a torch module keeps its hooks; on torch a Keras layer is such a module.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# And where a parameter does.
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,12 +151,28 @@ def _odd_variables(model: keras.Model) -> list[str]:
         for variable in model.trainable_variables
         if getattr(variable, "overwrite_with_gradient", False)
     ]
+    if keras.backend.backend() == "torch":
+        reasons += _odd_parameters(model.trainable_variables)
     rate = getattr(model.optimizer, "_learning_rate", None)
     if not isinstance(rate, keras.Variable | optimizers.schedules.LearningRateSchedule):
         reasons.append("its learning rate is a function")
     if not model.trainable_variables:
         reasons.append("it has no trainable weights")
     return reasons + _odd_losses(model)
+
+
+def _odd_parameters(variables: Sequence[keras.Variable]) -> list[str]:
+    """The reasons that torch's own settings of the parameters of variables give."""
+    reasons = []
+    for variable in variables:
+        parameter = stored(variable)
+        if not parameter.requires_grad:
+            reasons.append(
+                f"{variable.path} is frozen by requires_grad; set trainable=False on its layer instead"
+            )
+        if any(getattr(parameter, hooks) for hooks in _PARAMETER_HOOKS):
+            reasons.append(f"{variable.path} has a hook on its gradient")
+    return reasons
 
 
 def _odd_losses(model: keras.Model) -> list[str]:

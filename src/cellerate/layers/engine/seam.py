@@ -312,6 +312,7 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
     owners += [vars(rule) for rule in rules if hasattr(rule, "__dict__")]
     plain = [*_getters(owners, _is_plain)]
     plain += [(operator.itemgetter("_trainable", "_constraint", "_regularizer"), one) for one in weights]
+    plain += [(_of_parameter, one) for one in weights]
     objects = [*_getters(owners, _is_object)]
 
     def settings() -> tuple[Any, ...]:
@@ -326,6 +327,12 @@ def _eager_settings(model: keras.Model) -> Callable[[], tuple[Any, ...]]:
 
 
 _Attributes = dict[str, Any]
+
+
+def _of_parameter(weight: _Attributes) -> tuple[Any, ...]:
+    """The settings that torch keeps on a weight's parameter."""
+    value = weight["_value"]
+    return value.requires_grad, bool(value._backward_hooks), bool(value._post_accumulate_grad_hooks)
 
 
 def _getters(
