@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError
@@ -38,6 +39,23 @@ class Model:
     units: int = 8
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """Settings of every kind.
+
+    Attributes:
+        units: Units of each layer.
+        layer_norm: Whether to normalise.
+        rates: Rates.
+        tokenizer: A file.
+    """
+
+    units: int = 8
+    layer_norm: bool = False
+    rates: float | Sequence[float] = 0.5
+    tokenizer: str = ""
+
+
 @takes_fields_of(Cut, Model, leave_out=["paths"])
 def fit(data, *, resume=False, **options):
     """Fits a model.
@@ -60,6 +78,19 @@ def test_each_record_gets_its_fields_and_the_function_its_own_arguments():
 def test_a_single_value_stands_for_a_list_of_one(given):
     assert fit("a.txt", column=given)[0].column == (given,)
     assert fit("a.txt", column=["a", "b"])[0].column == ["a", "b"]
+
+
+def test_numbers_of_numpy_and_paths_become_those_of_python():
+    given = {"units": np.int64(3), "layer_norm": np.bool_(True), "rates": [np.float32(0.5), 1]}
+    found = record_of(Kinds, {**given, "tokenizer": Path("t.json")})
+    assert found == Kinds(units=3, layer_norm=True, rates=[0.5, 1], tokenizer="t.json")
+    assert [type(value) for value in (found.units, found.layer_norm, found.rates[0])] == [int, bool, float]
+    assert record_of(Kinds, {"rates": np.arange(2.0)}).rates == [0.0, 1.0]
+
+
+def test_word_is_not_taken_for_a_truth():
+    with pytest.raises(ConfigError, match=r"layer_norm must be True or False, not 'no'"):
+        record_of(Kinds, {"layer_norm": "no"})
 
 
 def test_signature_and_help_list_every_field():

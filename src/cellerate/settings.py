@@ -146,11 +146,27 @@ def record_of(kind: type[_Record], options: Mapping[str, Any], **filled_in: Any)
         ConfigError: A field cannot be used.
     """
     values = {
-        field.name: one_or_more(options[field.name]) if _is_list(hint) else options[field.name]
+        field.name: _usable(field.name, options[field.name], hint)
         for field, hint in _fields(kind)
         if field.name in options
     }
     return kind(**values, **filled_in)
+
+
+def _usable(name: str, value: Any, hint: Any) -> Any:
+    """A value with NumPy's numbers as Python's and a path as text, and in a tuple if it stands for a list of one."""
+    value = os.fspath(value) if hint is str and isinstance(value, os.PathLike) else _as_python(value)
+    if _is_list(hint):
+        return one_or_more(value)
+    if hint is bool and not isinstance(value, bool):
+        raise ConfigError(f"{argument(name)} must be True or False, not {value!r}.")
+    return value
+
+
+def _as_python(value: Any) -> Any:
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return value.tolist()
+    return [_as_python(one) for one in value] if type(value) is list else value
 
 
 def one_or_more(value: Any) -> Any:

@@ -203,6 +203,7 @@ def test_config_fills_options_and_the_command_line_wins(cellerate, seen, tmp_pat
         ("[train.series]\nwindow = 3", "'train' is not an option"),
         ("units = {a = 1}", "'units' is not an option"),
         ("config = 'other.toml'", "'config' is not an option"),
+        ("units = true", "'units' takes a value, not true"),
         ("units = ", "not valid TOML"),
         ("units = 'many'", "Invalid value for '--units'"),
         ("units = [1, 2]", "--units"),

@@ -1,3 +1,4 @@
+import json
 import os
 import sys
 
@@ -14,6 +15,7 @@ from cellerate.distributed.plan import (
     training_command,
 )
 from cellerate.errors import ConfigError
+from cellerate.machine.environment import PROBE_VARIABLE
 
 MEASURED = {
     "step_s": {"1": 0.8, "2": 0.4, "8": 0.1, "64": 0.02},
@@ -130,3 +132,16 @@ def test_check_of_stages_sets_a_prediction_beside_processes_with_a_stage_each(tm
     found = check_stages(training(tmp_path), 2)
     assert found.measured_s == 0.75
     assert found.predicted_s == pytest.approx(0.375 + 2 * (0.004 + 0.1))
+
+
+@pytest.mark.keras
+def test_states_that_carry_over_are_planned_for_one_device_only(monkeypatch):
+    from cellerate.training.probe import check_probe
+
+    check_probe(carry_states=True)
+    monkeypatch.setenv(PROBE_VARIABLE, json.dumps({"shares": [1]}))
+    check_probe(carry_states=True)
+    monkeypatch.setenv(PROBE_VARIABLE, json.dumps({"shares": [1, 8, 64]}))
+    check_probe(carry_states=False)
+    with pytest.raises(ConfigError, match=r"all rows of a batch in one process, not in 64"):
+        check_probe(carry_states=True)

@@ -65,7 +65,12 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
                 f"{path}: {key!r} is not an option of {context.command_path!r}. It has: {options}."
             )
         # TOML has its own words for on and off.
-        given[name] = ("off", "on")[value] if name in _WRITTEN and isinstance(value, bool) else value
+        value = ("off", "on")[value] if name in _WRITTEN and isinstance(value, bool) else value
+        if isinstance(value, bool) and not getattr(known[name], "is_flag", False):
+            raise ConfigError(f"{path}: {key!r} takes a value, not {str(value).lower()}.")
+        if getattr(known[name], "multiple", False) and not isinstance(value, list):
+            value = [value]
+        given[name] = value
     context.default_map = {**(context.default_map or {}), **given}
     return path
 

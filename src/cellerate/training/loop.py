@@ -41,7 +41,7 @@ from cellerate.training.optimizers import build_optimizer
 from cellerate.training.parallel import Processes
 from cellerate.training.pipeline import StageReport
 from cellerate.training.precision import precision_for
-from cellerate.training.probe import end_probe, is_probe
+from cellerate.training.probe import check_probe, end_probe, is_probe
 from cellerate.training.run import TrainingRun
 from cellerate.training.start import own_run, run_folder
 from cellerate.training.stretches import ErrorByStretch
@@ -155,6 +155,7 @@ class _Training:
         self._own_callbacks = check_callbacks(run.options.callbacks)
         self.processes = Processes()
         self.processes.check(model, carry_states=run.carry_states)
+        check_probe(carry_states=run.carry_states)
         self._display = run.options.listener
         self._checkpoints = CheckpointFolder(self._folder, self._settings.keep_checkpoints)
         # A message about the start of a new run, if its weights are not random.

@@ -78,10 +78,7 @@ class Processes:
                 "keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))."
             )
         if carry_states:
-            raise ConfigError(
-                f"states that carry over need all rows of a batch in one process, not in {self.count}: train without "
-                f"{argument('carry_states')}, or in one process."
-            )
+            check_whole_batches(self.count)
         describe(model)
         if any(tensor.shape[0] is not None for tensor in model.inputs):
             raise ConfigError(
@@ -208,3 +205,12 @@ class Processes:
 def apart() -> contextlib.AbstractContextManager[None]:
     """A block in which this process computes without the others that it trains with."""
     return Processes().apart()
+
+
+def check_whole_batches(count: int) -> None:
+    """Raises `ConfigError` for states that carry over, if `count` processes share the rows of a batch."""
+    if count > 1:
+        raise ConfigError(
+            f"states that carry over need all rows of a batch in one process, not in {count}: train without "
+            f"{argument('carry_states')}, or in one process."
+        )

@@ -18,7 +18,7 @@ from cellerate.data.arrays import BatchSource
 from cellerate.data.windows import share_of
 from cellerate.layers.accelerate import accelerate
 from cellerate.machine.environment import PROBE_VARIABLE, peak_memory_bytes
-from cellerate.training.parallel import Processes
+from cellerate.training.parallel import Processes, check_whole_batches
 from cellerate.training.pipeline import planned_stages
 from cellerate.training.settings import TrainingSettings
 from cellerate.training.trial import try_training
@@ -29,6 +29,17 @@ _STEPS = 12
 def is_probe() -> bool:
     """True if this process is only to time its steps."""
     return PROBE_VARIABLE in os.environ
+
+
+def check_probe(*, carry_states: bool) -> None:
+    """Raises `ConfigError` if steps are to be timed with a part of their rows, and states carry over."""
+    if carry_states and is_probe():
+        check_whole_batches(max(_request()["shares"]))
+
+
+def _request() -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(os.environ[PROBE_VARIABLE])
+    return request
 
 
 def end_probe(
@@ -44,7 +55,7 @@ def end_probe(
     Raises:
         SystemExit: Always.
     """
-    request = json.loads(os.environ[PROBE_VARIABLE])
+    request = _request()
     step_s, memory = {}, {}
     # From the fewest rows to the most: the peak of the memory never falls.
     for count in sorted(request["shares"], reverse=True):

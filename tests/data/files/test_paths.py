@@ -124,3 +124,9 @@ def test_resolve_paths_takes_utf16_for_text_and_not_for_binary(tmp_path: Path) -
 def test_resolve_paths_of_something_else_names_its_type(wrong: object) -> None:
     with pytest.raises(ConfigError, match=r"paths of files, folders or globs, not a (dict|int|NoneType)"):
         resolve_paths(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("paths", ["", ["a.txt", ""]])
+def test_empty_path_is_not_taken_for_the_current_folder(paths: object) -> None:
+    with pytest.raises(ConfigError, match=r"a path of the data is empty: expected the paths of files"):
+        resolve_paths(paths)  # type: ignore[arg-type]

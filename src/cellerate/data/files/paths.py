@@ -60,10 +60,12 @@ def resolve_paths(
 def check_paths(paths: Paths, expected: str = "files, folders or globs") -> list[str | os.PathLike[str]]:
     """One path or several as a list. Raises `ConfigError` if it is something else, such as a table in memory."""
     if isinstance(paths, str | os.PathLike):
-        return [paths]
+        paths = [paths]
     wrong: object = paths
     if isinstance(paths, list | tuple):
         others = [one for one in paths if not isinstance(one, str | os.PathLike)]
+        if "" in paths:
+            raise ConfigError(f"a path of the data is empty: expected the paths of {expected}.")
         if not others:
             return list(paths)
         wrong = others[0]

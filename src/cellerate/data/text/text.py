@@ -121,7 +121,7 @@ class EncodedText:
 def open_text(
     paths: Paths,
     *,
-    tokenizer: str | Tokenizer = "characters",
+    tokenizer: str | os.PathLike[str] | Tokenizer = "characters",
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
@@ -154,7 +154,7 @@ def open_text(
         if has_records and how.field is None:
             # Raises at the first record, with the names of its fields.
             next(field_texts(read_text(path, how.errors, how.encoding), path, None, how.errors), None)
-    known = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    known = open_tokenizer(os.fspath(tokenizer)) if isinstance(tokenizer, str | os.PathLike) else tokenizer
     source = _Source(found, how, progress)
     digests: list[str] = []
     if known is None:
