@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from cellerate.errors import ConfigError
-from cellerate.training.optimizers import build_optimizer, current_learning_rate
+from cellerate.training.optimizers import build_optimizer, check_updates, current_learning_rate
 from cellerate.training.settings import TrainingSettings
 
 pytestmark = [pytest.mark.keras, pytest.mark.backends]
@@ -107,3 +107,11 @@ def test_accumulation_of_equal_batches_equals_one_large_batch():
         model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
         weights.append(keras.ops.convert_to_numpy(layer.kernel.value))
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
+
+
+def test_run_that_ends_before_its_first_update_is_refused():
+    check_updates(TrainingSettings(accumulate=20, epochs=2), 10)
+    with pytest.raises(
+        ConfigError, match=r"averages 21 batches into an update, and the run has 20, .* at most 20"
+    ):
+        check_updates(TrainingSettings(accumulate=21, epochs=2), 10)

@@ -223,7 +223,8 @@ def _judged(run: Run) -> list[CardFigure]:
     found = {} if run.verdict is None else {one.role: one.quality.value for one in run.verdict.tested}
     if "before" not in found:
         return []
-    metric = f"{run.metric.name} {run.metric.unit}".strip()
+    name, unit = run.metric.name, run.metric.unit
+    metric = name if name.startswith(unit) else f"{name} {unit}"
     return [CardFigure(metric, run.metric.test_source, found.get("after", found["before"]), found["before"])]
 
 

@@ -37,7 +37,7 @@ from cellerate.training.callbacks import (
 )
 from cellerate.training.checkpoint import Checkpoint, Position, architecture_of, restore
 from cellerate.training.checkpoint_folder import CheckpointFolder
-from cellerate.training.optimizers import build_optimizer
+from cellerate.training.optimizers import build_optimizer, check_updates
 from cellerate.training.parallel import Processes
 from cellerate.training.pipeline import StageReport
 from cellerate.training.precision import precision_for
@@ -152,6 +152,7 @@ class _Training:
         self._output = Path(run.options.output)
         self._folder = run_folder(self._output)
         check_trackers(self._settings.track)
+        check_updates(self._settings, len(source))
         self._own_callbacks = check_callbacks(run.options.callbacks)
         self.processes = Processes()
         self.processes.check(model, carry_states=run.carry_states)
@@ -317,17 +318,18 @@ class _Training:
         plan = RunPlan(
             self._settings.epochs, len(source), source.items_per_batch, source.item, run.bits, most_s
         )
+        stopped_early = False
         with contextlib.ExitStack() as watched:
-            if self.processes.first:
-                remove_unfinished(self._folder)
-                remove_unfinished(self._output)
-                watched.enter_context(self._telemetry)
-            display.start(plan)
-            for sentence in self._limits.sentences(self._judged, source.item):
-                display.message(sentence)
-            stopped_early = False
             try:
+                # From before the first file of the run, so that an early Ctrl-C leaves a checkpoint beside it.
                 with stop_signals(conductor, display):
+                    if self.processes.first:
+                        remove_unfinished(self._folder)
+                        remove_unfinished(self._output)
+                        watched.enter_context(self._telemetry)
+                    display.start(plan)
+                    for sentence in self._limits.sentences(self._judged, source.item):
+                        display.message(sentence)
                     stopped_early = _fit_parts(
                         self._trainer,
                         self.processes.share(source),

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from cellerate.errors import ConfigError
+from cellerate.messages import argument
 from cellerate.training.settings import TrainingSettings
 
 
@@ -45,6 +47,16 @@ def build_optimizer(
         "lion": keras.optimizers.Lion,
     }
     return loss_scaled(makers[settings.optimizer](**arguments), [policy])
+
+
+def check_updates(settings: TrainingSettings, steps_per_epoch: int) -> None:
+    """Raises `ConfigError` if a run ends before its first update."""
+    steps = steps_per_epoch * settings.epochs
+    if settings.accumulate > steps:
+        raise ConfigError(
+            f"{argument('accumulate')} averages {settings.accumulate:,} batches into an update, and the run has "
+            f"{steps:,}, so no weight would change. Give at most {steps:,}, or more {argument('epochs')}."
+        )
 
 
 def loss_scaled(

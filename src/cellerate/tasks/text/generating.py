@@ -73,6 +73,10 @@ def generate_text(
     if implementation != "keras":
         demanded = implementation != "auto" or precision != "float32"
         device = "cuda" if implementation == "cellerate-cuda" else "cpu"
+        if device == "cuda":
+            from cellerate.kernels.decoder.cuda.model import check_gpu
+
+            check_gpu(0, implementation)
         engine = _packed(model, precision, device, demanded=demanded)
         if engine is not None:
             return engine.generate_text(prompt, max_tokens=max_tokens, rules=rules, stop=stop)

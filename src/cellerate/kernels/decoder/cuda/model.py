@@ -222,11 +222,25 @@ def _take(batch: Batch, name: str, steps: int, drawn: np.ndarray, got: np.ndarra
         to[row, drawn[row] : drawn[row] + got[row]] = some[row, : got[row]]
 
 
-def check_gpu(device: int) -> None:
-    """Raises `BackendError` unless the kernels, and all that they need, can run on the GPU with this number."""
+def check_gpu(device: int, implementation: str = "") -> None:
+    """Checks that the kernels, and all that they need, can run on a GPU.
+
+    Args:
+        device: Its number.
+        implementation: The implementation by which a caller asked for it; "" for a device.
+
+    Raises:
+        BackendError: They cannot.
+    """
     reason = launch.why_unavailable(device)
-    if reason is not None:
+    if reason is None:
+        return
+    if implementation:
         raise BackendError(
-            f"{argument('device')} is 'cuda:{device}', which needs an NVIDIA GPU from Hopper on: "
-            f"{reason.rstrip('.')}. Use {argument('device', 'cpu')}, or see `cellerate env`."
+            f"{argument('implementation', implementation)} needs an NVIDIA GPU from Hopper on: {reason.rstrip('.')}. "
+            f"Leave {argument('implementation')} out, or see `cellerate env`."
         )
+    raise BackendError(
+        f"{argument('device')} is 'cuda:{device}', which needs an NVIDIA GPU from Hopper on: "
+        f"{reason.rstrip('.')}. Use {argument('device', 'cpu')}, or see `cellerate env`."
+    )
