@@ -168,13 +168,6 @@ def _end_interrupted() -> NoReturn:
     with contextlib.suppress(ValueError):  # in another thread than the main one
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-    if "jax" in sys.modules:
-        # Threads of XLA that still compile or compute would crash as Python unloads what they use.
-        atexit._run_exitfuncs()
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(INTERRUPTED)
     raise SystemExit(INTERRUPTED)
 
 

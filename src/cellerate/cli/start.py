@@ -4,12 +4,17 @@ An installed package always has the program, even where it only runs packed mode
 missing. So this module must not import typer, as all other modules here do.
 """
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from cellerate.errors import BackendError
 from cellerate.machine.environment import require
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def start() -> None:
@@ -25,9 +30,23 @@ def start() -> None:
         from cellerate.cli.main import main
     except KeyboardInterrupt:
         # Ctrl-C while the verbs are imported, which takes half a second.
-        raise SystemExit(128 + signal.SIGINT) from None
+        raise SystemExit(_INTERRUPTED) from None
 
-    main()
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED and "jax" in sys.modules:
+            _end_at_once()
+        raise
+
+
+def _end_at_once() -> NoReturn:
+    """Ends an interrupted process: threads of XLA that compile would crash as Python unloads what they use."""
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(_INTERRUPTED)
 
 
 def _open_closed() -> None:
