@@ -1,9 +1,7 @@
-import importlib.machinery
 import os
 import platform
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -48,19 +46,6 @@ def test_select_backend_that_is_not_installed_says_how_to_install_it(monkeypatch
     monkeypatch.setattr(environment, "installed_backends", lambda: ["jax"])
     with pytest.raises(BackendError, match=r"cellerate\[torch\]"):
         environment.select_backend("torch")
-
-
-def test_select_backend_after_keras_started_on_another_one_is_refused(monkeypatch):
-    keras = types.ModuleType("keras")
-    keras.__spec__ = importlib.machinery.ModuleSpec("keras", None)
-    keras.config = types.SimpleNamespace(backend=lambda: "jax")
-    monkeypatch.setitem(sys.modules, "keras", keras)
-    monkeypatch.setattr(environment, "installed_backends", lambda: ["tensorflow", "jax", "torch"])
-    monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    monkeypatch.setattr(environment, "_configured_backend", lambda: None)
-    with pytest.raises(BackendError, match=r"Keras already runs on jax: choose the backend 'torch' before"):
-        environment.select_backend("torch")
-    assert environment.select_backend("jax") == environment.select_backend() == "jax"
 
 
 @pytest.mark.parametrize("name", ["tensorflow-cpu", "tf-nightly", "jax-cuda13-plugin", "keras-nightly"])

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import platform
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +92,9 @@ def select_backend(name: str | None = None) -> str:
         The backend's name; `KERAS_BACKEND` is set to it.
 
     Raises:
-        BackendError: The name is unknown, that backend or Keras is not installed, or Keras runs on another one.
+        BackendError: The name is unknown, or that backend or Keras is not installed.
     """
-    running = _running_backend()
-    chosen = name or os.environ.get("KERAS_BACKEND") or _configured_backend() or running
+    chosen = name or os.environ.get("KERAS_BACKEND") or _configured_backend()
     installed = installed_backends()
     if chosen is None:
         if not installed:
@@ -118,11 +116,6 @@ def select_backend(name: str | None = None) -> str:
             f"Install it with: pip install 'cellerate[{chosen}]'"
         )
     require("keras", chosen, f"backend {chosen!r}")
-    if running not in (None, chosen):
-        raise BackendError(
-            f"Keras already runs on {running}: choose the backend {chosen!r} before `import keras`, in a new process "
-            "or a restarted notebook."
-        )
     os.environ["KERAS_BACKEND"] = chosen
     # Otherwise TensorFlow prints a page of start-up notes on stderr.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -234,12 +227,6 @@ def available_memory_bytes() -> int | None:
             continue
         free = min(free, max(0, left))
     return free
-
-
-def _running_backend() -> str | None:
-    """The backend of Keras in this process; None before Keras is imported."""
-    backend = getattr(getattr(sys.modules.get("keras"), "config", None), "backend", None)
-    return None if backend is None else str(backend())
 
 
 def _configured_backend() -> str | None:
