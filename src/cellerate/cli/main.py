@@ -182,8 +182,4 @@ def _end(message: str, code: int) -> NoReturn:
         # JAX would first wait for the other processes, which wait for this one.
         sys.stderr.flush()
         os._exit(code)
-    if (jax := sys.modules.get("jax")) is not None:
-        # A thread of XLA that still computes may crash while Python unloads the libraries it calls.
-        with contextlib.suppress(Exception):
-            jax.block_until_ready(jax.live_arrays())
     raise SystemExit(code)

@@ -35,18 +35,18 @@ def start() -> None:
     try:
         main()
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED and "jax" in sys.modules:
-            _end_at_once()
+        if ended.code and isinstance(ended.code, int) and "jax" in sys.modules:
+            _end_at_once(ended.code)
         raise
 
 
-def _end_at_once() -> NoReturn:
-    """Ends an interrupted process: threads of XLA that compile would crash as Python unloads what they use."""
+def _end_at_once(code: int) -> NoReturn:
+    """Ends a process that failed: threads of XLA that still work would crash as Python unloads what they use."""
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(_INTERRUPTED)
+    os._exit(code)
 
 
 def _open_closed() -> None:
