@@ -100,9 +100,8 @@ class SequenceOperations : public ProgramOperations {
         const Index column = step % from.features, before = step / from.features * to.features;
         for (Index i = 0; i < to.features; ++i) out[i] = from.at(before + i, row)[column];
       } else {
-        const Index block_of = step / (first * second), within = step % (first * second);
-        copy_floats(from.at(block_of * first * second + within % first * second + within / first, row), out,
-                    from.features);
+        const Index within = step % (first * second), before = step - within;
+        copy_floats(from.at(before + within % first * second + within / first, row), out, from.features);
       }
     }
   }

@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cellerate.data.files.paths import resolve_paths
@@ -120,9 +121,11 @@ def test_resolve_paths_takes_utf16_for_text_and_not_for_binary(tmp_path: Path) -
     assert names(tmp_path, resolve_paths(tmp_path, encoding="utf-16-le")) == both
 
 
-@pytest.mark.parametrize("wrong", [[{"a": 1}], {"a": 1}, 7, ["a.txt", None]], ids=str)
+@pytest.mark.parametrize("wrong", [[{"a": 1}], {"a": 1}, 7, ["a.txt", None], [np.arange(3)]], ids=str)
 def test_resolve_paths_of_something_else_names_its_type(wrong: object) -> None:
-    with pytest.raises(ConfigError, match=r"paths of files, folders or globs, not a (dict|int|NoneType)"):
+    with pytest.raises(
+        ConfigError, match=r"paths of files, folders or globs, not a (dict|int|NoneType|ndarray)"
+    ):
         resolve_paths(wrong)  # type: ignore[arg-type]
 
 

@@ -64,7 +64,7 @@ def check_paths(paths: Paths, expected: str = "files, folders or globs") -> list
     wrong: object = paths
     if isinstance(paths, list | tuple):
         others = [one for one in paths if not isinstance(one, str | os.PathLike)]
-        if "" in paths:
+        if not others and "" in paths:
             raise ConfigError(f"a path of the data is empty: expected the paths of {expected}.")
         if not others:
             return list(paths)
