@@ -18,8 +18,8 @@ from cellerate.runtime.cell import write_cell
 
 ROOT = Path(__file__).resolve().parents[1]
 PIP = (sys.executable, "-m", "pip")
-OWN_LIMIT_BYTES = 15_200_000  # what the package adds to NumPy, its bytecode included; decision 9
-RUN_LIMIT_BYTES = 4_600_000  # of that, what generating from a packed model reads
+OWN_LIMIT_BYTES = 15_500_000  # what the package adds to NumPy, its bytecode included; decision 9
+RUN_LIMIT_BYTES = 4_900_000  # of that, what generating from a packed model reads
 CHARACTERS = " abcdefgh"
 HEAVY = (
     "keras",
@@ -150,7 +150,7 @@ def test_package_adds_little_to_numpy_with_its_bytecode(alone):
     assert sum(path.stat().st_size for path in own) <= OWN_LIMIT_BYTES
 
 
-def test_packed_model_reads_at_most_4_6_mb_of_the_package(alone, cell):
+def test_packed_model_reads_at_most_4_9_mb_of_the_package(alone, cell):
     program = (
         "import os, sys, cellerate\n"
         "cellerate.load(sys.argv[1]).generate('abc', max_tokens=3, seed=7)\n"

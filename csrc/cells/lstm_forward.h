@@ -152,12 +152,12 @@ class ForwardJob {
 
   void advance_all(Index step, Index step_of_chunk, Range rows, Range panels) {
     for (Index panel = panels.begin; panel < panels.end; ++panel) {
-#ifdef __AMX_BF16__
-      if (kTiled<kPairs> && in_.recurrent_dropout == nullptr) {
-        for_blocks(rows, [&](Index row, Index count) { advance(step, step_of_chunk, panel, row, count); });
-        continue;
+      if constexpr (kTiled<kPairs>) {
+        if (in_.recurrent_dropout == nullptr) {
+          for_blocks(rows, [&](Index row, Index count) { advance(step, step_of_chunk, panel, row, count); });
+          continue;
+        }
       }
-#endif
       if (panel == last_.panel) {
         advance_last(step, step_of_chunk, rows);
         continue;
@@ -302,7 +302,6 @@ class ForwardJob {
                      sums, rows, {0, 1}, true);
     activate_rows(step, panel, rows, sums.at(0, rows.begin));
   }
-#ifdef __AMX_BF16__
   // Runs one step of some rows in AMX tiles, without recurrent dropout.
   void advance(Index step, Index step_of_chunk, Index panel, Index first_row, Index count) {
     alignas(64) float sums[kBlockRows][kWidth];
@@ -317,7 +316,6 @@ class ForwardJob {
                    kWidth, sums[0], count);
     activate_rows(step, panel, {first_row, first_row + count}, sums[0]);
   }
-#endif
 
   // Out of line, because it is the same for tiles of any number of rows.
   [[gnu::noinline]] void activate_rows(Index step, Index panel, Range rows, const float* sums) {

@@ -77,10 +77,9 @@ void BackwardJob<kStorage, kPairs>::add_products(const float* left, Index gate_w
                                                  Index rows, Index panel, Index deep, bool first,
                                                  const RowOf& row_of) {
   const float* d_gates = d_paired_ + panel * depth_ * kWidth;
-#ifdef __AMX_BF16__
-  if (kTiled<kPairs> && !by_gate) {
+  if constexpr (kTiled<kPairs>) {
     const Left a{left, packed_depth_, 0, round_up(deep, kTileWords), 1};
-    for_blocks({0, rows}, [&](Index row, Index count) {
+    for_blocks({0, by_gate ? 0 : rows}, [&](Index row, Index count) {
       alignas(64) float sums[kBlockRows][kWidth];
       multiply_block(left + row * packed_depth_, a, 1, d_gates, nullptr, 0, sums[0], count);
       for (Index r = 0; r < count; ++r) {
@@ -89,9 +88,8 @@ void BackwardJob<kStorage, kPairs>::add_products(const float* left, Index gate_w
         add_gates(sum, row_of(row + r), panel, first);
       }
     });
-    return;
+    if (!by_gate) return;
   }
-#endif
   for (Index row = 0; row < rows; row += kRows) {
     for (Index r = row; !first && r < smaller(row + kRows, rows); ++r) {
       for (Index gate = 0; gate < 4; ++gate) fetch(row_of(r) + gate * plan_.units + panel * kLanes);

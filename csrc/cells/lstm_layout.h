@@ -246,9 +246,7 @@ class WithoutDenormals {
 // The processor state that a thread needs while it runs a kernel.
 struct KernelGuard {
   const WithoutDenormals without_denormals;
-#ifdef __AMX_BF16__
   const TilesInUse tiles;
-#endif
 };
 
 // Calls job.run(index) on `threads` threads.

@@ -1,7 +1,7 @@
 // Packs weights into the matrices that row_products.h multiplies: once, in one block of memory.
 #pragma once
 
-#include "engine/row_products.h"
+#include "engine/row_tiles.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -84,8 +84,11 @@ void pack_matrix(Precision precision, const float* from, Index k, Index stride, 
       to.scales[n] = scale;
     }
     int32_t sum = 0;
-    for (Index word = 0; word < to.depth; ++word) {
-      float* at = to.words + (n / kWidth * to.depth + word) * kWidth + n % kWidth;
+    for (Index word = 0; word < to.stride; ++word) {
+      const Index place = precision == Precision::kBfloat16
+                              ? word_in_panel<Precision::kBfloat16>(to.stride, word, n % kWidth)
+                              : word * kWidth + n % kWidth;
+      float* at = to.words + n / kWidth * to.stride * kWidth + place;
       if (precision == Precision::kFloat32) {
         const float number = weight(word);
         const uint32_t rounded = static_cast<uint32_t>(round_to_bf16(number)) << 16;
@@ -112,10 +115,12 @@ inline void lay_out_matrix(Precision precision, Index k, Index panels, Layout& m
   precision = precision_kept(precision, k, panels);
   matrix.narrow = kWidens && precision == Precision::kBfloat16 ? k : 0;
   matrix.depth = ceil_div(k, elements_of_word(precision));
-  const bool pairs = precision == Precision::kInt4;
-  matrix.words = memory.take<float>(panels * ceil_div(matrix.depth, pairs ? 2 : 1) * kWidth);
+  const bool pairs = precision == Precision::kInt4, bytes = precision == Precision::kInt8;
+  const bool tiles = Simd::kTiles && (bytes || precision == Precision::kBfloat16);
+  matrix.stride = tiles ? round_up(matrix.depth, kTileWords) : matrix.depth;
+  matrix.words = memory.take<float>(panels * ceil_div(matrix.stride, pairs ? 2 : 1) * kWidth);
   if (pairs) matrix.groups = memory.take<float>(panels * ceil_div(matrix.depth, kGroup) * kWidth);
-  if (precision == Precision::kInt8) {
+  if (bytes) {
     matrix.starts = memory.take<int32_t>(panels * kWidth);
     matrix.scales = memory.take<float>(panels * kWidth);
   }

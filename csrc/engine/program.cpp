@@ -20,7 +20,7 @@ constexpr size_t kBlockBytes = size_t{512} << 10;
 constexpr int64_t kMostRows = 192, kGoodRows = 12, kBytesOfRow = int64_t{128} << 10;
 // If each thread's rows read more bytes than this, all threads share a block.
 constexpr int64_t kMostBytesOfRow = int64_t{256} << 10;
-constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target multiplies at once
+constexpr int64_t kTiledRows = 6;  // a multiple of the rows that any target multiplies at once in vectors
 constexpr int64_t kLongRow = 128;  // numbers
 // With fewer multiplications than this, a thread costs more than it saves.
 constexpr double kWorthAThread = 1e5;
@@ -60,6 +60,7 @@ CompiledProgram::CompiledProgram(std::vector<ProgramNode> nodes, std::vector<int
     const int64_t bytes = 4 * node.columns * node.columns * kBytes[static_cast<int>(precision)];
     bytes_of_step_ = std::max(bytes_of_step_, bytes);
   }
+  if (precision == Precision::kBfloat16 || precision == Precision::kInt8) tile_rows_ = kernels_->tile_rows;
   bytes_ = kernels_->pack(graph, nullptr);
   if (bytes_ > options.most_bytes) {
     throw std::invalid_argument("the packed weights would take " + std::to_string(bytes_) +
@@ -252,14 +253,16 @@ ProgramPlan CompiledProgram::plan(const ProgramCall& call) const {
   divide(call, plan);
   const size_t one = place(call, 1, plan.places);
   const auto affordable = static_cast<int64_t>(kBlockBytes / std::max<size_t>(one, 1));
-  const int64_t least = std::clamp(bytes_of_step_ / kBytesOfRow, kGoodRows, kMostRows);
+  const int64_t good = std::max(kGoodRows, tile_rows_);
+  const int64_t least = std::clamp(bytes_of_step_ / kBytesOfRow, good, kMostRows);
   int64_t rows = std::clamp(affordable, least, kMostRows);
   // Blocks of about equal size.
   const int64_t of_team = std::max<int64_t>((call.batch + plan.teams - 1) / plan.teams, 1);
   const int64_t blocks = (of_team + rows - 1) / rows;
   rows = (of_team + blocks - 1) / blocks;
   // Several blocks have whole tiles of rows on every target.
-  if (blocks > 1) rows = (rows + kTiledRows - 1) / kTiledRows * kTiledRows;
+  const int64_t tile = tile_rows_ > 0 ? tile_rows_ : kTiledRows;
+  if (blocks > 1) rows = (rows + tile - 1) / tile * tile;
   plan.rows = rows;
   plan.bytes = place(call, rows, plan.places);
   plan.order = order(call, plan.places);

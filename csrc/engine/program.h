@@ -307,6 +307,8 @@ struct ProgramKernels {
   // Runs the program on packed weights. Ids must be checked before. Throws std::bad_alloc and like parallel().
   void (*run)(const std::byte* packed, const ProgramRun& run);
   Exponentials exponentials;
+  int64_t
+      tile_rows;  // that bfloat16 and int8 multiply at once in tiles, or 0 if they are multiplied in vectors
 };
 
 // How a program is packed.
@@ -369,6 +371,7 @@ class CompiledProgram {
   size_t inputs_ = 0;
   size_t bytes_ = 0;
   int64_t bytes_of_step_ = 0;  // of the largest recurrent kernel
+  int64_t tile_rows_ = 0;      // as in ProgramKernels, for this program's precision
   PackedMemory packed_;
   static constexpr size_t kKinds = 48;
   // Of calls whose threads meet at every step, by the logarithm of their products.

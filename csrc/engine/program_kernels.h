@@ -411,35 +411,7 @@ class ProgramJob : AttentionOperations {
         const F y = linear ? sum : finished(node, sum);
         store_upto<Storage::kFloat32>(to.data + (begin + row) * to.stride, y, column, node.columns);
       };
-      if (kPrecision == Precision::kInt8 && layer.kernel.groups != nullptr) {
-        for_groups(
-            left, {0, count}, layer.kernel, panels, false,
-            [&](Index, Index panel, float* sums) { copy_floats(layer.bias + panel * kWidth, sums, kWidth); },
-            [&](Index row, Index tile, Index panel, const float* sums) {
-              const Index end = smaller(node.columns, (panel + 1) * kWidth);
-              for (Index r = 0; r < tile; ++r, sums += kWidth) {
-                for (Index column = panel * kWidth; column < end; column += kLanes)
-                  give_column(row + r, column, Simd::load(sums + column % kWidth));
-              }
-            });
-        continue;
-      }
-      for_blocks({0, count}, panels, false, [&](auto tile, auto side, Index row, Index panel) {
-        constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
-        Sums<kCount, kPanels> sums;
-        for (int r = 0; r < kCount; ++r) {
-          for (int j = 0; j < 4 * kPanels; ++j)
-            sums[r][j] = Simd::load(layer.bias + panel * kWidth + j * kLanes);
-        }
-        add_product<kPrecision, kCount, kPanels>(left, row, layer.kernel, panel, sums);
-        for (int r = 0; r < kCount; ++r) {
-          for (int j = 0; j < 4 * kPanels; ++j) {
-            const Index column = panel * kWidth + j * kLanes;
-            if (column >= node.columns) break;
-            give_column(row + r, column, sums[r][j]);
-          }
-        }
-      });
+      for_sums<kPrecision>(left, count, layer.kernel, layer.bias, node.columns, panels, give_column);
     }
     if (node.normalizer == Normalizer::kNone) return;
     block.team.meet();
@@ -478,14 +450,28 @@ inline size_t pack_program(const ProgramGraph& graph, std::byte* memory) {
   return ProgramPacker(graph, memory).pack();
 }
 
+// Whether no value of a call has several steps.
+inline bool is_one_step(const ProgramRun& run) {
+  for (int32_t n = 0; n < run.count; ++n) {
+    if (run.call.shapes[n].steps > 1) return false;
+  }
+  return true;
+}
+
 inline void run_program(const std::byte* packed, const ProgramRun& run) {
   const Precision precision = reinterpret_cast<const PackedProgram*>(packed)->precision;
+  if constexpr (Simd::kTiles) {
+    // Vectors multiply a few rows of bytes, and a step of theirs is not worth the time that preparing tiles takes.
+    const bool few = precision == Precision::kInt8 && run.rows_of_block < kFewest && is_one_step(run);
+    if (few || precision == Precision::kInt4) return CELLERATE_ALIKE::kProgramKernels.run(packed, run);
+  }
   if (precision == Precision::kFloat32) return run_program_as<Precision::kFloat32>(packed, run);
   if (precision == Precision::kBfloat16)
     return run_program_as<kWidens ? Precision::kFloat32 : Precision::kBfloat16>(packed, run);
   run_program_as<Precision::kInt8>(packed, run);
 }
 
-extern const ProgramKernels kProgramKernels{pack_program, run_program, kExponentials};
+extern const ProgramKernels kProgramKernels{pack_program, run_program, kExponentials,
+                                            Simd::kTiles ? kBlockRows : 0};
 
 }  // namespace cellerate::CELLERATE_TARGET

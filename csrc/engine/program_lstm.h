@@ -17,17 +17,6 @@ struct Frames {
   Index all() const { return steps * rows; }
 };
 
-// The threads that share a block of rows, and which of them this one is.
-struct Team {
-  int me, count;
-  Barrier* barrier;
-  // A single thread skips share(), whose two divisions would take a hundredth of a step.
-  Range share_of(Index total) const { return count == 1 ? Range{0, total} : share(total, me, count); }
-  void meet() const {
-    if (count > 1) barrier->wait();
-  }
-};
-
 struct LstmTask {
   Frames x;             // or ids
   bool states = false;  // x are states in [-1, 1], whose words have a scale of 1/127 in int8
@@ -47,50 +36,6 @@ struct LstmTask {
   const Progress* follows = nullptr;
   Progress* leads = nullptr;
   long base = 0;
-};
-
-// The rows of a product's left factor as words. The threads of a team convert them together.
-template <Precision kPrecision>
-class RowWords {
-  // Converting at most so many numbers takes less time than meeting: then each thread converts all rows for itself.
-  static constexpr Index kFew = 4096;
-
- public:
-  // Room for `most` rows.
-  void lay_out(Index most, Index inputs, const Team& team, Layout& memory) {
-    inputs_ = inputs;
-    row_ = spread(ceil_div(round_up(inputs, kLanes), elements_of_word(kPrecision)));
-    own_ = team.count > 1 && most * inputs <= kFew;
-    // A block of fewer rows may need more.
-    const Index rows = larger(most, team.count * smaller(most, kFew / inputs)),
-                mine = own_ ? team.me * most : 0;
-    auto* words = memory.take<float>(rows * row_);
-    auto* scales = memory.take<float>(rows);
-    if (words == nullptr) return;
-    words_ = words + mine * row_;
-    scales_ = scales + mine;
-  }
-  // Converts `count` rows from the numbers at from(row), which are in [-1, 1] if they are states. The team must meet
-  // before the next call.
-  template <class From>
-  StepRows make(const Team& team, Index count, bool states, From from) const {
-    const Range mine = own_ ? Range{0, count} : team.share_of(count);
-    for (Index row = mine.begin; row < mine.end; ++row) {
-      float* to = words_ + row * row_;
-      if (states) {
-        states_to_words<kPrecision>(from(row), inputs_, to);
-      } else {
-        scales_[row] = row_to_words<kPrecision>(from(row), inputs_, to);
-      }
-    }
-    if (!own_) team.meet();
-    return {words_, row_, kPrecision == Precision::kInt8 && !states ? scales_ : nullptr};
-  }
-
- private:
-  Index inputs_ = 0, row_ = 0;
-  bool own_ = false;
-  float *words_ = nullptr, *scales_ = nullptr;
 };
 
 template <Precision kPrecision>
@@ -118,7 +63,7 @@ class LstmRun {
   void lay_out(Layout& memory) {
     const Index rows = task_.rows;
     h_row_ = spread(ceil_div(panels_ * kLanes, kEach));
-    for (float*& h : h_) h = memory.take<float>(rows * h_row_);
+    for (float*& h : h_) h = memory.take<float>((rows + kTileRowsBeyond<kPrecision>)*h_row_);
     for (float*& scales : h_scales_) scales = memory.take<float>(rows);
     hidden_ = kFloats ? nullptr : memory.take<float>(rows * panels_ * kLanes);
     c_ = memory.take<float>(rows * panels_ * kLanes);
@@ -126,7 +71,7 @@ class LstmRun {
     if (weights_.table == nullptr) {
       // A block of fewer rows projects more steps at once, and may need this much.
       const Index most = smaller(task_.steps * rows, larger(kRowsAtOnce, rows));
-      projected_ = {memory.take<float>(most * panels_ * kWidth), chunk_ * rows};
+      projected_ = {memory.take<float>((most * panels_ + kTileRowsBeyond<kPrecision>)*kWidth), chunk_ * rows};
       if (!as_they_are()) x_.lay_out(most, weights_.inputs, team_, memory);
     }
   }
@@ -166,6 +111,8 @@ class LstmRun {
         if (static_) store_state<kPrecision>(h_[0] + row * h_row_, unit, h);
         Simd::store(cell(panel, row), c);
       }
+      if (mine_.end < panels_) continue;
+      for (float* words : h_) clear_to_tile<kPrecision>(words + row * h_row_, panels_ * kLanes);
     }
     const bool looks_back = task_.masked_output == MaskedOutput::kPreviousOutput;
     const Range rows = team_.share_of(looks_back ? task_.rows : 0);
@@ -237,7 +184,15 @@ class LstmRun {
                        : as_they_are()         ? StepRows{row_at(0), task_.x.stride, nullptr}
                        : kFloats && count == 1 ? StepRows{row_at(0), 0, nullptr}
                                                : x_.make(team_, count, task_.states, row_at);
-    if (kPrecision == Precision::kInt8 && weights_.kernel.groups != nullptr) {
+    if constexpr (kHasTiles<kPrecision>) {
+      if (in_tiles<kPrecision>(weights_.kernel, count)) return project_in_tiles(x, count);
+    }
+    if constexpr (!kOnlyTiles<kPrecision>) project_in_vectors(x, count);
+    // No barrier: no other thread reads this thread's panels, and the team meets after a step before it converts again.
+  }
+
+  void project_in_vectors(const StepRows& x, Index count) {
+    if (is_grouped<kPrecision>(weights_.kernel)) {
       for_groups(
           x, {0, count}, weights_.kernel, mine_, false,
           [&](Index, Index panel, float* sums) { copy_panel(weights_.bias + panel * kWidth, sums); },
@@ -260,7 +215,29 @@ class LstmRun {
           Simd::store(projected_.at(panel + j / kVectors, row + r) + j % kVectors * kLanes, sums[r][j]);
       }
     });
-    // No barrier: no other thread reads this thread's panels, and the team meets after a step before it converts again.
+  }
+
+  int vectors_of(Index panel) const { return tail_ > 0 && panel + 1 == panels_ ? tail_ : 4; }
+
+  void project_in_tiles(const StepRows& x, Index count) {
+    for_tile_sums<kPrecision>(
+        x, {0, count}, weights_.kernel, mine_, false, [this](Index panel) { return vectors_of(panel); },
+        [&](Index, Index panel) { return weights_.bias + panel * kWidth; }, {.row = 0},
+        [&](Index row, Index tile, Index panel, const float* sums) {
+          for (Index r = 0; r < tile; ++r) copy_panel(sums + r * kWidth, projected_.at(panel, row + r));
+        });
+  }
+  template <class Start>
+  void advance_in_tiles(Index step, const StepRows& h, Start start) {
+    for_tile_sums<kPrecision>(
+        h, {0, task_.rows}, weights_.recurrent, mine_, turn_ == 1,
+        [this](Index panel) { return vectors_of(panel); }, start, {.scattered = weights_.table != nullptr},
+        [&](Index row, Index count, Index panel, const float* sums) {
+          for (Index first = 0, next; first < count; first = next) {
+            next = smaller(count, first + kTileRows);
+            advance_all(step, row + first, next - first, panel, 1, sums + first * kWidth, kWidth);
+          }
+        });
   }
 
   // Calls body(Rows<r>{}, PanelCount<p>{}, VectorCount<v>{}, first row, first panel) for blocks that cover the rows and
@@ -294,53 +271,67 @@ class LstmRun {
                    ? weights_.table + (looked_up(task_.ids[time * rows + row]) * panels_ + panel) * kWidth
                    : projected_.at(panel, (time - first) * rows + row);
       };
-      if (kPrecision == Precision::kInt8 && weights_.recurrent.groups != nullptr) {
-        for_groups(
-            h, {0, rows}, weights_.recurrent, mine_, turn_ == 1,
-            [&](Index row, Index panel, float* sums) { copy_panel(start_of_gates(row, panel), sums); },
-            [&](Index row, Index count, Index panel, const float* sums) {
-              advance_all(step, row, count, panel, 1, sums, kWidth);
-            });
-        end_step(step);
-        continue;
-      }
-      Index first_kept = 0;
-      // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, the cache
-      // still holds the last panels.
-      for_my_blocks({0, rows}, turn_ == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
-        constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
-        constexpr int kVectors = decltype(wide)::value, kWide = kVectors * kLanes;
-        Sums<kCount, kPanels, kVectors> sums;
-        for (int r = 0; r < kCount; ++r) {
-          for (int p = 0; p < kPanels; ++p) {
-            const float* start = start_of_gates(row + r, panel + p);
-            for (int j = 0; j < kVectors; ++j) sums[r][kVectors * p + j] = Simd::load(start + j * kLanes);
-          }
-        }
-        add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums);
-        if constexpr (kCount == 1 && kVectors == 4 && kLanes > 8) {
-          // With a single row, a call would cost 8 ns for each panel of 16 units. Targets with smaller vectors have 16
-          // registers and not 32; there the call is 4 % faster.
-#pragma GCC unroll 1
-          for (int p = 0; p < kPanels; ++p) {
-            const F* of = &sums[0][4 * p];
-            advance(step, row, panel + p, of[0], of[1], of[2], of[3]);
-          }
-          return;
-        }
-        float* const kept = sums_ + (row - first_kept) * kPanels * kWide;
-        for (int r = 0; r < kCount; ++r) {
-          for (int j = 0; j < kVectors * kPanels; ++j)
-            Simd::store(kept + (r * kVectors * kPanels + j) * kLanes, sums[r][j]);
-        }
-        // The gates of several tiles at once: their operations wait for each other, those of different rows do not.
-        const Index end = row + kCount;
-        if (end < rows && end - first_kept < kGatesAtOnce) return;
-        advance_all(step, first_kept, end - first_kept, panel, kPanels, sums_, kWide);
-        first_kept = end < rows ? end : 0;
-      });
+      advance_gates(step, h, start_of_gates);
       end_step(step);
     }
+  }
+
+  // Advances all rows, whose gates begin as start_of_gates(row, panel).
+  template <class Start>
+  void advance_gates(Index step, const StepRows& h, Start start_of_gates) {
+    if constexpr (kHasTiles<kPrecision>) {
+      if (in_tiles<kPrecision>(weights_.recurrent, task_.rows))
+        return advance_in_tiles(step, h, start_of_gates);
+    }
+    if constexpr (!kOnlyTiles<kPrecision>) advance_in_vectors(step, h, start_of_gates);
+  }
+  template <class Start>
+  void advance_in_vectors(Index step, const StepRows& h, Start start_of_gates) {
+    const Index rows = task_.rows;
+    if (is_grouped<kPrecision>(weights_.recurrent)) {
+      for_groups(
+          h, {0, rows}, weights_.recurrent, mine_, turn_ == 1,
+          [&](Index row, Index panel, float* sums) { copy_panel(start_of_gates(row, panel), sums); },
+          [&](Index row, Index count, Index panel, const float* sums) {
+            advance_all(step, row, count, panel, 1, sums, kWidth);
+          });
+      return;
+    }
+    Index first_kept = 0;
+    // Every other step goes through the panels backwards: if the weights do not fit into a core's cache, the cache
+    // still holds the last panels.
+    for_my_blocks({0, rows}, turn_ == 1, [&](auto tile, auto side, auto wide, Index row, Index panel) {
+      constexpr int kCount = decltype(tile)::value, kPanels = decltype(side)::value;
+      constexpr int kVectors = decltype(wide)::value, kWide = kVectors * kLanes;
+      Sums<kCount, kPanels, kVectors> sums;
+      for (int r = 0; r < kCount; ++r) {
+        for (int p = 0; p < kPanels; ++p) {
+          const float* start = start_of_gates(row + r, panel + p);
+          for (int j = 0; j < kVectors; ++j) sums[r][kVectors * p + j] = Simd::load(start + j * kLanes);
+        }
+      }
+      add_product<kPrecision, kCount, kPanels, kVectors>(h, row, weights_.recurrent, panel, sums);
+      if constexpr (kCount == 1 && kVectors == 4 && kLanes > 8) {
+        // With a single row, a call would cost 8 ns for each panel of 16 units. Targets with smaller vectors have 16
+        // registers and not 32; there the call is 4 % faster.
+#pragma GCC unroll 1
+        for (int p = 0; p < kPanels; ++p) {
+          const F* of = &sums[0][4 * p];
+          advance(step, row, panel + p, of[0], of[1], of[2], of[3]);
+        }
+        return;
+      }
+      float* const kept = sums_ + (row - first_kept) * kPanels * kWide;
+      for (int r = 0; r < kCount; ++r) {
+        for (int j = 0; j < kVectors * kPanels; ++j)
+          Simd::store(kept + (r * kVectors * kPanels + j) * kLanes, sums[r][j]);
+      }
+      // The gates of several tiles at once: their operations wait for each other, those of different rows do not.
+      const Index end = row + kCount;
+      if (end < rows && end - first_kept < kGatesAtOnce) return;
+      advance_all(step, first_kept, end - first_kept, panel, kPanels, sums_, kWide);
+      first_kept = end < rows ? end : 0;
+    });
   }
 
   // Ends a step: the results of all threads become the inputs of the next step.
@@ -361,7 +352,7 @@ class LstmRun {
   // distance between the sums of two rows or panels.
   [[gnu::noinline]] void advance_all(Index step, Index row, Index rows, Index panel, Index panels,
                                      const float* sums, Index next) {
-    const Index gate = units_of_vectors(tail_ > 0 && panel + 1 == panels_ ? tail_ : 4);
+    const Index gate = units_of_vectors(vectors_of(panel));
     const Index count = rows * panels, unit = panel * kLanes;
     const Index next_row = panels > 1 ? 0 : 1, next_unit = panels > 1 ? kLanes : 0;
     const Index h_row = next_unit + next_row * (kFloats ? h_row_ : panels_ * kLanes);

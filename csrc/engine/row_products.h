@@ -6,6 +6,7 @@
 
 #include "cells/activations.h"
 #include "cells/lstm_layout.h"
+#include "systems/threads.h"
 
 namespace cellerate::CELLERATE_TARGET {
 
@@ -23,7 +24,8 @@ constexpr Index kGroup = 8;
 struct StepMatrix {
   Index columns_panels = 0;
   Index depth = 0;            // words of K
-  float* words = nullptr;     // [panel][depth][kWidth]; int4: [panel][pairs of words][kWidth]
+  Index stride = 0;           // words of K from panel to panel: depth, or more for whole tiles of row_tiles.h
+  float* words = nullptr;     // [panel][stride][kWidth]; int4: [panel][pairs of words][kWidth]
   int32_t* starts = nullptr;  // int8: [panel][kWidth], -kByteOffset times the sum of a column
   float* scales = nullptr;    // int8: [panel][kWidth]
   // int4: [panel][group][kWidth], a scale in bfloat16 above minus the sum of the numbers of a column; else null.
@@ -31,6 +33,12 @@ struct StepMatrix {
   // If the words are pairs of bfloat16 that are multiplied as floats, the number of elements in the sum; else 0.
   Index narrow = 0;
 };
+
+// Whether the words are int4. A target with tiles leaves those to another one.
+template <Precision kPrecision>
+inline bool is_grouped(const StepMatrix& b) {
+  return kPrecision == Precision::kInt8 && !Simd::kTiles && b.groups != nullptr;
+}
 
 // Whether a target multiplies bfloat16 as floats. Then x and h stay floats; only weights are rounded.
 constexpr bool kWidens = !Simd::kBfloat16Products;
@@ -249,7 +257,7 @@ template <Precision kPrecision, int kCount, int kPanels, int kVectors = 4>
 CELLERATE_PART_OF_CALLER inline void add_product(const StepRows& a, Index row, const StepMatrix& b,
                                                  Index panel, Sums<kCount, kPanels, kVectors>& sums) {
   const float* words = a.words + row * a.row;
-  const Index next_panel = b.depth * kWidth;
+  const Index next_panel = b.stride * kWidth;
   const float* weights = b.words + panel * next_panel;
   if constexpr (kPrecision == Precision::kInt8) {
     Simd::I whole[kCount][kVectors * kPanels];
@@ -398,5 +406,84 @@ void states_to_words(const float* from, Index n, float* to) {
   for (Index first = 0; first < n; first += kLanes)
     store_state<kPrecision>(to, first, load_upto<Storage::kFloat32>(from, first, n));
 }
+
+// Whether the target multiplies the words of a precision in the tiles of row_tiles.h.
+template <Precision kPrecision>
+constexpr bool kHasTiles = Simd::kTiles && kPrecision != Precision::kFloat32;
+
+// Whether vectors multiply no words of a precision. The sums of bfloat16 round in another order in tiles.
+template <Precision kPrecision>
+constexpr bool kOnlyTiles = kHasTiles<kPrecision> && kPrecision == Precision::kBfloat16;
+
+// Tiles read so many rows beyond the last one of a left factor, which need room.
+template <Precision kPrecision>
+constexpr Index kTileRowsBeyond = kHasTiles<kPrecision> ? kTileRows - 1 : 0;
+
+// Clears the words of a row from number `count` to the end of its last tile. Their weights are zero, but as bfloat16 they
+// might be NaN.
+template <Precision kPrecision>
+inline void clear_to_tile([[maybe_unused]] float* row, [[maybe_unused]] Index count) {
+  if constexpr (kHasTiles<kPrecision> && kPrecision == Precision::kBfloat16) {
+    const Index end = 2 * round_up(ceil_div(count, 2), kTileWords);
+    std::memset(reinterpret_cast<uint16_t*>(row) + count, 0,
+                static_cast<size_t>(end - count) * sizeof(uint16_t));
+  }
+}
+
+// The threads that share a block of rows, and which of them this one is.
+struct Team {
+  int me, count;
+  Barrier* barrier;
+  // A single thread skips share(), whose two divisions would take a hundredth of a step.
+  Range share_of(Index total) const { return count == 1 ? Range{0, total} : share(total, me, count); }
+  void meet() const {
+    if (count > 1) barrier->wait();
+  }
+};
+
+// The rows of a product's left factor as words. The threads of a team convert them together.
+template <Precision kPrecision>
+class RowWords {
+  // Converting at most so many numbers takes less time than meeting: then each thread converts all rows for itself.
+  static constexpr Index kFew = 4096;
+
+ public:
+  // Room for `most` rows.
+  void lay_out(Index most, Index inputs, const Team& team, Layout& memory) {
+    inputs_ = inputs;
+    row_ = spread(ceil_div(round_up(inputs, kLanes), elements_of_word(kPrecision)));
+    own_ = team.count > 1 && most * inputs <= kFew;
+    // A block of fewer rows may need more.
+    const Index rows = larger(most, team.count * smaller(most, kFew / inputs)),
+                mine = own_ ? team.me * most : 0;
+    auto* words = memory.take<float>((rows + kTileRowsBeyond<kPrecision>)*row_);
+    auto* scales = memory.take<float>(rows);
+    if (words == nullptr) return;
+    words_ = words + mine * row_;
+    scales_ = scales + mine;
+  }
+  // Converts `count` rows from the numbers at from(row), which are in [-1, 1] if they are states. The team must meet
+  // before the next call.
+  template <class From>
+  StepRows make(const Team& team, Index count, bool states, From from) const {
+    const Range mine = own_ ? Range{0, count} : team.share_of(count);
+    for (Index row = mine.begin; row < mine.end; ++row) {
+      float* to = words_ + row * row_;
+      if (states) {
+        states_to_words<kPrecision>(from(row), inputs_, to);
+      } else {
+        scales_[row] = row_to_words<kPrecision>(from(row), inputs_, to);
+      }
+      clear_to_tile<kPrecision>(to, inputs_);
+    }
+    if (!own_) team.meet();
+    return {words_, row_, kPrecision == Precision::kInt8 && !states ? scales_ : nullptr};
+  }
+
+ private:
+  Index inputs_ = 0, row_ = 0;
+  bool own_ = false;
+  float *words_ = nullptr, *scales_ = nullptr;
+};
 
 }  // namespace cellerate::CELLERATE_TARGET

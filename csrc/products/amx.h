@@ -14,23 +14,22 @@ constexpr Index kTileRows = 16, kTileWords = 16, kBlockRows = 2 * kTileRows;
 
 // Whether words of the summed axis are multiplied in tiles; there they are padded with zeros to whole tiles.
 template <bool kPairs>
-#ifdef __AMX_BF16__
-constexpr bool kTiled = kPairs;
-#else
-constexpr bool kTiled = false;
-#endif
+constexpr bool kTiled = kPairs && Simd::kTiles;
 
 // Rows beyond the last one of A that are read, and so need room.
 template <bool kPairs>
 constexpr Index kRowsBeyond = kTiled<kPairs> ? kTileRows - 1 : 0;
-
-#ifdef __AMX_BF16__
 
 // The number of a tile is part of the instruction. "memory" keeps the compiler from moving what the tiles read and
 // write; the intrinsics of GCC 12 lack that.
 template <int kTile>
 void load_tile(const float* rows, Index row_words) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(4 * row_words), "i"(kTile) : "memory");
+}
+// The same for words that are not read again soon: they need not stay in the first-level cache.
+template <int kTile>
+void load_passing_tile(const float* rows, Index row_words) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(4 * row_words), "i"(kTile) : "memory");
 }
 template <int kTile>
 void store_tile(float* rows, Index row_words) {
@@ -40,17 +39,38 @@ template <int kTile>
 void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
-template <int kSum, int kA, int kB>
+// The words of A and B are pairs of bfloat16, or four bytes, those of A without a sign.
+template <bool kBytes, int kSum, int kA, int kB>
 void multiply_tiles() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
+  if constexpr (kBytes) {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
+  } else {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
+  }
 }
 
 // Configures eight tiles for this thread while it lives, and then restores the caller's tiles.
 class TilesInUse {
  public:
   TilesInUse() {
+    if constexpr (Simd::kTiles) start();
+  }
+  ~TilesInUse() {
+    if constexpr (Simd::kTiles) end();
+  }
+  TilesInUse(const TilesInUse&) = delete;
+  TilesInUse& operator=(const TilesInUse&) = delete;
+
+ private:
+  struct alignas(64) Shape {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  };
+
+  void start() {
     asm volatile("sttilecfg %0" : "=m"(before_));
-    Shape shape;
+    Shape shape{};
     shape.palette = 1;
     for (int tile = 0; tile < 8; ++tile) {
       shape.row_bytes[tile] = 4 * kTileWords;
@@ -58,22 +78,14 @@ class TilesInUse {
     }
     asm volatile("ldtilecfg %0" ::"m"(shape));
   }
-  ~TilesInUse() {
+  void end() {
     if (before_.palette != 0) {
       asm volatile("ldtilecfg %0" ::"m"(before_));
     } else {
       asm volatile("tilerelease");
     }
   }
-  TilesInUse(const TilesInUse&) = delete;
-  TilesInUse& operator=(const TilesInUse&) = delete;
 
- private:
-  struct alignas(64) Shape {
-    uint8_t palette = 0, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  };
   Shape before_;
 };
 
@@ -86,13 +98,13 @@ void add_half_panel(const float* left, const Left& a, Index blocks, const float*
     for (Index i = 0; i < a.run; i += kTileWords, b += kTileWords * kWidth) {
       load_tile<4>(left + i, a.row);
       load_tile<6>(b, kWidth);
-      multiply_tiles<0, 4, 6>();
+      multiply_tiles<false, 0, 4, 6>();
       load_tile<7>(b + kLanes, kWidth);
-      multiply_tiles<1, 4, 7>();
+      multiply_tiles<false, 1, 4, 7>();
       if constexpr (kRowTiles == 2) {
         load_tile<5>(left + kTileRows * a.row + i, a.row);
-        multiply_tiles<2, 5, 6>();
-        multiply_tiles<3, 5, 7>();
+        multiply_tiles<false, 2, 5, 6>();
+        multiply_tiles<false, 3, 5, 7>();
       }
     }
   }
@@ -158,7 +170,5 @@ void for_blocks(Range rows, Body body) {
     body(row, smaller(kBlockRows, rows.end - row));
   }
 }
-
-#endif
 
 }  // namespace cellerate::CELLERATE_TARGET

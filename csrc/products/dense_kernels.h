@@ -217,7 +217,6 @@ class DenseBackwardJob {
 
   // Adds [x 1]^T·dy of a chunk for a share of the tiles of the kernel's rows.
   void weight_gradients(int index, bool first, Index deep) {
-#ifdef __AMX_BF16__
     if constexpr (kTiled<kPairs>) {
       const Range mine = share(x_rows_, index, plan_.pieces, kBlockRows);
       const Left a{x_, packed_depth_, 0, round_up(deep, kTileWords), 1};
@@ -231,7 +230,6 @@ class DenseBackwardJob {
       }
       return;
     }
-#endif
     const Range tiles = share(ceil_div(x_rows_, kRows), index, plan_.pieces);
     for (Index panel = 0; panel < panels_; ++panel) {
       const int vectors = last_of(plan_.outputs).used(panel);

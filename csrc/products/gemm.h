@@ -178,7 +178,6 @@ CELLERATE_ONE_COPY void multiply(const Left& a, const float* b, const float* bia
   constexpr Index kDeep = 1024;
   const Index k = a.run * a.blocks;
   const Index blocks_at_once = larger(1, kDeep / a.run);
-#ifdef __AMX_BF16__
   if constexpr (kTiled<kPairs>) {
     for (Index first = 0; first < a.blocks; first += blocks_at_once) {
       const Index blocks = smaller(blocks_at_once, a.blocks - first);
@@ -195,7 +194,6 @@ CELLERATE_ONE_COPY void multiply(const Left& a, const float* b, const float* bia
     }
     return;
   }
-#endif
   for (Index first = 0; first < a.blocks; first += blocks_at_once) {
     const Index last = smaller(a.blocks, first + blocks_at_once);
     for (Index panel = panels.begin; panel < panels.end; ++panel) {

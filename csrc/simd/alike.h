@@ -27,6 +27,7 @@ constexpr bool kAlike =
 #else
 #define CELLERATE_ALIKE CELLERATE_TARGET
 namespace cellerate::CELLERATE_TARGET {
+extern const Target kTarget;
 extern const ProgramKernels kProgramKernels;
 extern const LstmKernels kLstmKernels;
 extern const DenseKernels kDenseKernels;

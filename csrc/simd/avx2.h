@@ -14,6 +14,7 @@ struct Simd {
   static constexpr int kRows = 3;       // 3 rows of 4 accumulators, a weight and 3 broadcasts: 16 registers
   static constexpr bool kFused = true;  // fma rounds once
   static constexpr bool kBfloat16Products = false;
+  static constexpr bool kTiles = false;
   using F = __m256;
 
   static F set(float x) { return _mm256_set1_ps(x); }

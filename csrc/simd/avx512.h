@@ -24,6 +24,11 @@ struct Simd {
 #else
   static constexpr bool kBfloat16Products = false;
 #endif
+#ifdef __AMX_BF16__
+  static constexpr bool kTiles = true;  // products of bfloat16 and of bytes run in the tiles of amx.h
+#else
+  static constexpr bool kTiles = false;
+#endif
   using F = __m512;
 
   static F set(float x) { return _mm512_set1_ps(x); }

@@ -55,14 +55,13 @@ extern const Target kTarget;
 namespace {
 
 #ifdef CELLERATE_HAVE_AMX
-// Whether the processor has the tiles of AMX and their products of bfloat16, and the operating system lets this process
+// Whether the processor has the tiles of AMX and their products of bfloat16 and of bytes, and the operating system lets this process
 // use them: Linux must be asked, because the tiles make what it saves of a thread larger.
 bool has_tiles() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  constexpr unsigned kTiles = 1u << 24, kBfloat16 = 1u << 22;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kTiles) == 0 || (edx & kBfloat16) == 0) {
-    return false;
-  }
+  constexpr unsigned kTiles = 1u << 24, kBytes = 1u << 25, kBfloat16 = 1u << 22;
+  constexpr unsigned kAll = kTiles | kBytes | kBfloat16;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & kAll) != kAll) return false;
 #ifdef __linux__
   constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;

@@ -12,6 +12,7 @@ struct Simd {
   static constexpr int kRows = 6;  // 6 rows of 4 accumulators, 4 weights and a broadcast: 29 of 32 registers
   static constexpr bool kFused = true;  // fma rounds once
   static constexpr bool kBfloat16Products = false;
+  static constexpr bool kTiles = false;
   using F = float32x4_t;
 
   static F set(float x) { return vdupq_n_f32(x); }

@@ -31,16 +31,16 @@ inline void forget(F& x) {
 template <Precision kPrecision>
 class PeakJob {
   static constexpr bool kBytes = kPrecision == Precision::kInt8, kPairs = kPrecision == Precision::kBfloat16;
+  static constexpr bool kInTiles = Simd::kTiles && (kBytes || kPairs);
   static constexpr int kProducts = kBytes ? 4 : kPairs ? 2 : 1;  // in a lane
 
  public:
   explicit PeakJob(int64_t rounds) : rounds_(rounds) {}
 
   void run(int) {
-#ifdef __AMX_BF16__
-    if constexpr (kPairs) return multiply_in_tiles();
-#endif
-    if constexpr (kBytes) {
+    if constexpr (kInTiles) {
+      multiply_in_tiles();
+    } else if constexpr (kBytes) {
       constexpr int32_t kZeros[kLanes] = {};
       Simd::I sum[kSums];
       for (Simd::I& each : sum) each = Simd::load_int(kZeros);
@@ -70,15 +70,13 @@ class PeakJob {
 
   // The operations of one thread; each multiply-add is two.
   double operations() const {
-    if (kTiled<kPairs>)
-      return static_cast<double>(rounds_ * kTileRows * kTileWords) * 4 * kLanes * 2 * kProducts;
+    if (kInTiles) return static_cast<double>(rounds_ * kTileRows * kTileWords) * 4 * kLanes * 2 * kProducts;
     return static_cast<double>(rounds_) * kSums * kLanes * 2 * kProducts;
   }
 
  private:
   static constexpr int kSums = 12;
 
-#ifdef __AMX_BF16__
   // Four sums, as in add_half_panel.
   void multiply_in_tiles() const {
     alignas(64) float words[kTileRows * kTileWords];
@@ -92,13 +90,12 @@ class PeakJob {
     clear_tile<2>();
     clear_tile<3>();
     for (int64_t round = 0; round < rounds_; ++round) {
-      multiply_tiles<0, 4, 6>();
-      multiply_tiles<1, 4, 7>();
-      multiply_tiles<2, 5, 6>();
-      multiply_tiles<3, 5, 7>();
+      multiply_tiles<kBytes, 0, 4, 6>();
+      multiply_tiles<kBytes, 1, 4, 7>();
+      multiply_tiles<kBytes, 2, 5, 6>();
+      multiply_tiles<kBytes, 3, 5, 7>();
     }
   }
-#endif
 
   const int64_t rounds_;
 };
@@ -111,10 +108,9 @@ double peak_operations(int threads, int64_t rounds) {
 }
 
 inline double peak(Precision precision, int threads, int64_t rounds) {
-#ifdef __AMX_BF16__
-  // For all precisions but bfloat16, another target's code runs.
-  if (precision != Precision::kBfloat16) return CELLERATE_ALIKE::kTarget.peak(precision, threads, rounds);
-#endif
+  // Floats run another target's code.
+  if (Simd::kTiles && precision == Precision::kFloat32)
+    return CELLERATE_ALIKE::kTarget.peak(precision, threads, rounds);
   if (precision >= Precision::kInt8) return peak_operations<Precision::kInt8>(threads, rounds);
   if constexpr (Simd::kBfloat16Products) {
     if (precision == Precision::kBfloat16) return peak_operations<Precision::kBfloat16>(threads, rounds);

@@ -16,6 +16,7 @@ struct Simd {
   static constexpr bool kFused = false;
 #endif
   static constexpr bool kBfloat16Products = false;
+  static constexpr bool kTiles = false;
   typedef float F __attribute__((vector_size(16)));
 
   static F set(float x) { return F{x, x, x, x}; }
