@@ -1,4 +1,4 @@
-"""Accelerated models in torch's own tools: transforms, which run Keras's code, and activation checkpointing."""
+"""Accelerated models in torch's own tools: transforms and exports, which run Keras's code, and checkpointing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +46,23 @@ def test_transform_of_an_accelerated_model_equals_the_stock_model(name: str) -> 
 def test_named_implementation_in_a_transform_raises_a_clear_error() -> None:
     with pytest.raises(ModelError, match=r"a transform of torch\.func calls it"):
         TRANSFORMS["grad"](model("cellerate-cpu"), inputs())
+
+
+def test_exported_program_runs_without_cellerate() -> None:
+    x = inputs()
+    exported = torch.export.export(model("auto"), (x,))
+    assert "cellerate" not in str(exported.graph)
+    torch.testing.assert_close(exported.module()(x), model()(x))
+
+
+# Deprecated, and it warns wherever Keras looks at a shape.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced_module_runs_without_cellerate() -> None:
+    x = inputs()
+    with torch.no_grad():
+        traced = torch.jit.trace(model("auto"), x, check_trace=False)
+    assert "cellerate" not in str(traced.inlined_graph)
+    torch.testing.assert_close(traced(x), model()(x))
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

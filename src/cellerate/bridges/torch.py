@@ -49,7 +49,10 @@ def traced_for() -> str | None:
     """The reason why the running computation cannot call the native core; None if it can.
 
     The transforms of `torch.func` (grad, vjp, jacrev, vmap) take no operator whose gradient is registered as ours is.
+    An exported program (`torch.export`, `torch.onnx`, `torch.jit.trace`) must run without Cellerate.
     """
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return "torch exports it"
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is None:
         return None
     return "a transform of torch.func calls it"
