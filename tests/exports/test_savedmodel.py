@@ -55,7 +55,7 @@ def operations_of(folder: Path) -> set[str]:
     return {node.op for node in nodes}
 
 
-@pytest.mark.parametrize("name", ["my-input", "a b", "a:b", "_x", "1x"])
+@pytest.mark.parametrize("name", ["my-input", "a b", "a:b", "_x", "1x", "größe", "in", "class", "self"])
 def test_input_of_a_name_that_tensorflow_changes_is_refused(name: str, tmp_path: Path) -> None:
     graph = Graph()
     graph.dense(graph.input(name, F), "head", F, 2)

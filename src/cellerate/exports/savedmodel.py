@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import json
+import keyword
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -100,11 +102,11 @@ def _function(program: Program, weights: _Weights) -> Any:
     types = {"float32": tf.float32, "int32": tf.int32}
     specs = {}
     for name, number in program.inputs.items():
-        # TensorFlow takes others, too, but changes them.
-        if not name[0].isalpha() or not name.replace("_", "").isalnum():
+        # TensorFlow changes other names, and fails at keywords of Python, because inputs are arguments of a function.
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name) or name == "self":
             raise ModelError(
-                f"TensorFlow has no input {name!r}: a name has letters, digits and '_', and begins with a letter. "
-                "Rename the model's Input."
+                f"TensorFlow has no input {name!r}: a name has letters from a to z, digits and '_', begins with a "
+                "letter, and is not a word of Python's language or 'self'. Rename the model's Input."
             )
         options: Mapping[str, Any] = program.nodes[number].options
         shape = [None if size == -1 else size for size in options["shape"]]
