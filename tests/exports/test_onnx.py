@@ -13,6 +13,7 @@ from cellerate.errors import ModelError
 from cellerate.exports.litert import LiteRt, litert_model
 from cellerate.exports.onnx import OnnxRuntime, onnx_model
 from cellerate.exports.onnx_lstm import _ACTIVATIONS as LSTM_ACTIVATIONS
+from cellerate.exports.openvino_trial import tried_in_openvino
 from cellerate.exports.trials import TrialBatch, deviation, sizes_of, trials_of
 from cellerate.program import MASKED_OUTPUTS, OPERATIONS, Program
 from cellerate.runtime.program.engine import Engine
@@ -232,6 +233,48 @@ def test_sizes_that_never_change_are_in_the_file(tmp_path: Path) -> None:
     assert dims["probabilities"] == ["batch", 4]
     assert dims["logs"] == ["batch", "logs 1", 70]
     assert model.metadata_props[0].value == '{"task": "text"}'
+
+
+def both_directions(
+    x: int, graph: Graph, name: str, inputs: int, *, sequences: bool = True, activation: str = "tanh"
+) -> int:
+    """A `Bidirectional` that concatenates, of fewer units than its inputs."""
+    options = {"return_sequences": sequences, "activation": activation}
+    ahead = graph.lstm(x, f"{name} ahead", inputs, 4, **options)
+    back = graph.lstm(x, f"{name} back", inputs, 4, go_backwards=True, **options)
+    for array in graph.nodes[back].arrays.values():
+        array *= -0.5
+    if sequences:
+        back = graph.add("flip", f"{name} turned", {"x": back}, axis=1)
+    return graph.add("concatenate", name, {"0": ahead, "1": back}, axis=-1)
+
+
+def test_directions_of_a_bidirectional_are_one_node(tmp_path: Path) -> None:
+    graph = Graph()
+    x = both_directions(graph.input("x", -1, F), graph, "first", F, activation="relu")
+    program = graph.program(every=x, last=both_directions(x, graph, "second", 8, sequences=False))
+    assert error_of(program, tmp_path) <= ERROR
+    for precision, op in (("float32", "LSTM"), ("int8", "DynamicQuantizeLSTM")):
+        model = onnx_model(program, {"every": (None,) * 3, "last": (None,) * 2}, {}, precision)
+        nodes = [node for node in model.graph.node if node.op_type == op]
+        directions = [one.s for node in nodes for one in node.attribute if one.name == "direction"]
+        assert directions == [b"bidirectional"] * 2
+        (tmp_path / "int8.onnx").write_bytes(model.SerializeToString())
+        given = {"x": draw(3, 7, F)}
+        right = Engine(program).run(given)
+        for name, found in OnnxRuntime(tmp_path / "int8.onnx").run(given).items():
+            assert np.abs(found - right[name]).max() <= 0.03 * np.abs(right[name]).max()
+
+
+def test_directions_of_a_bidirectional_are_right_in_openvino(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    graph = Graph()
+    # With a fixed number of steps, OpenVINO computed the second of two nodes wrongly.
+    program = graph.program(both=both_directions(graph.input("x", 6, F), graph, "both", F))
+    written(program, tmp_path)
+    words = tried_in_openvino(tmp_path / "model.onnx", trials_of(program))
+    assert words.startswith("in OpenVINO, in float32: error")
+    assert "wrong" not in words
 
 
 def test_weights_that_nodes_share_are_written_once() -> None:

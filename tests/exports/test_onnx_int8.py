@@ -42,7 +42,8 @@ def test_every_constant_of_a_file_is_read(program: Callable[[], Program]) -> Non
 def weights_of(model: onnx.ModelProto) -> list[np.ndarray]:
     """The matrices (K, N) of 8 bits."""
     arrays = [numpy_helper.to_array(constant) for constant in model.graph.initializer]
-    return [array.reshape(array.shape[-2:]) for array in arrays if array.dtype == np.int8 and array.any()]
+    weights = [array for array in arrays if array.dtype == np.int8 and array.any()]
+    return [matrix for array in weights for matrix in array.reshape(-1, *array.shape[-2:])]
 
 
 def pairwise(x: np.ndarray, weights: np.ndarray) -> np.ndarray:

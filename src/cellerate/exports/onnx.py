@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from cellerate.errors import ModelError
 from cellerate.exports.onnx_graph import RUNTIMES_OWN, Given, OnnxGraph, value_info
-from cellerate.exports.onnx_lstm import LstmValues, add_lstm
+from cellerate.exports.onnx_lstm import LstmValues, add_lstm, add_pair, are_pair
 from cellerate.exports.onnx_operations import add_operation
 from cellerate.exports.trials import Arrays
 from cellerate.program import Node, Program
@@ -71,7 +71,8 @@ def onnx_model(
             values[number] = node.name
             inputs.append(_input(node, alone=len(program.inputs) == 1))
         elif node.op == "lstm":
-            lstms[number] = add_lstm(graph, node, read)
+            if number not in lstms:
+                lstms |= _lstms(graph, program, number, read)
             values[number] = lstms[number].result
         elif node.op == "lstm_state":
             lstm = lstms[node.inputs["lstm"]]
@@ -132,6 +133,16 @@ def _input(node: Node, *, alone: bool) -> onnx.ValueInfoProto:
     free = ["batch", time, *(f"{node.name} {axis}" for axis in range(2, len(shape)))]
     sizes = tuple(free[axis] if size == -1 else size for axis, size in enumerate(shape))
     return value_info(node.name, _TYPES[node.options["dtype"]], sizes)
+
+
+def _lstms(graph: OnnxGraph, program: Program, number: int, read: dict[str, str]) -> dict[int, LstmValues]:
+    """Add an LSTM, together with the other direction of a `Bidirectional` if there is one."""
+    node = program.nodes[number]
+    for later, other in enumerate(program.nodes[number + 1 :], number + 1):
+        if other.op == "lstm" and are_pair(node, other):
+            both = add_pair(graph, (node, other), read["x"])
+            return dict(zip((number, later), both, strict=True))
+    return {number: add_lstm(graph, node, read)}
 
 
 def _put_back(node: Node, lstms: Mapping[int, LstmValues]) -> str | None:

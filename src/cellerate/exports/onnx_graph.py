@@ -14,6 +14,8 @@ RUNTIMES_OWN = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 TO_THE_END, BEFORE_THE_START = 2**63 - 1, -(2**63)
 """The end of a Slice that goes to the end of an axis, forwards and backwards."""
+Form = Callable[[np.ndarray], np.ndarray]
+"""A transformation of an array before it is written."""
 
 
 class Given(NamedTuple):
@@ -67,44 +69,44 @@ class OnnxGraph:
         self.nodes.append(helper.make_node(op, inputs, names, name=name, **attributes))
         return names
 
-    def weight(self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None) -> str:
-        """The name of an array, transformed by `form` if given; written once, however often it is requested."""
-        key = (id(array), form)
-        if key not in self._names:
-            self._kept.append(array)
-            self._names[key] = self._constant(array if form is None else np.ascontiguousarray(form(array)))
-        return self._names[key]
-
-    def columns(
-        self, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> tuple[str, str]:
-        """Add a matrix (..., K, N) in 8 bits.
+    def weight(self, *arrays: np.ndarray, form: Form | None = None) -> str:
+        """The name of arrays joined along their first axis; written once, however often it is requested.
 
         Args:
-            array: The matrix.
-            form: Transforms the matrix first, if given.
+            arrays: The arrays.
+            form: Transforms each array first, if given.
+        """
+        key = (*map(id, arrays), form)
+        if key not in self._names:
+            self._names[key] = self._constant(self._joined(arrays, form))
+        return self._names[key]
+
+    def columns(self, *arrays: np.ndarray, form: Form | None = None) -> tuple[str, str]:
+        """Add matrices (..., K, N) in 8 bits, joined along their first axis.
+
+        Args:
+            arrays: The matrices.
+            form: Transforms each matrix first, if given.
 
         Returns:
-            The names of its values, and of the scales (..., N) of its columns.
+            The names of the values, and of the scales (..., N) of the columns.
         """
-        keys = (id(array), form, "values"), (id(array), form, "scales")
+        ids = tuple(map(id, arrays))
+        keys = (*ids, form, "values"), (*ids, form, "scales")
         if keys[0] not in self._names:
-            self._kept.append(array)
-            for key, each in zip(keys, rounded(array if form is None else form(array)), strict=True):
+            for key, each in zip(keys, rounded(self._joined(arrays, form)), strict=True):
                 self._names[key] = self._constant(each)
         return self._names[keys[0]], self._names[keys[1]]
 
-    def zero_points(self, columns: int) -> str:
-        """The zero points of the columns of a matrix (1, K, N) in 8 bits: all 0."""
-        return self._small(np.zeros((1, columns), np.int8))
+    def zero_points(self, matrices: int, columns: int) -> str:
+        """The zero points of the columns of matrices (matrices, K, columns) in 8 bits: all 0."""
+        return self._small(np.zeros((matrices, columns), np.int8))
 
-    def product(
-        self, x: str, array: np.ndarray, form: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> str:
+    def product(self, x: str, array: np.ndarray, form: Form | None = None) -> str:
         """A value times a matrix, which `form` transforms first, if given."""
         if not self.narrow:
-            return self.add("MatMul", x, self.weight(array, form))
-        columns, scales = self.columns(array, form)
+            return self.add("MatMul", x, self.weight(array, form=form))
+        columns, scales = self.columns(array, form=form)
         # ONNX Runtime fuses these four nodes.
         values, scale, zero = self.add_three("DynamicQuantizeLinear", x)
         sums = self.cast(self.add("MatMulInteger", values, columns, zero), TensorProto.FLOAT)
@@ -134,6 +136,11 @@ class OnnxGraph:
     def output(self, x: str, name: str) -> None:
         """Give a value the name of an output."""
         self.nodes.append(helper.make_node("Identity", [x], [name], name=f"output {name}"))
+
+    def _joined(self, arrays: tuple[np.ndarray, ...], form: Form | None) -> np.ndarray:
+        self._kept.extend(arrays)
+        formed = [array if form is None else form(array) for array in arrays]
+        return np.ascontiguousarray(formed[0] if len(formed) == 1 else np.concatenate(formed))
 
     def _small(self, array: np.ndarray) -> str:
         key = (array.dtype.str, array.shape, array.tobytes())

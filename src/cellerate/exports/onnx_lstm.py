@@ -4,6 +4,9 @@ ONNX orders the gates i, o, f, c; it has two biases, puts time first, and takes 
 a mask. So a masked LSTM runs on its live steps alone, moved to the front: their number is the length, and each output
 comes from the last live step.
 
+The two directions of a `Bidirectional` without a mask are one node: OpenVINO computes two nodes that read the same
+sequence wrongly.
+
 The attribute `layout=1`, which would put the batch first, is not used: ONNX Runtime refuses it, and OpenVINO reads it
 wrongly.
 """
@@ -65,14 +68,12 @@ def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
     x, mask = given["x"], given.get("mask")
     backwards = bool(node.options["go_backwards"])
     if mask is None:
-        outputs, h, c = _node(graph, node, x, given, reverse=backwards)
-        if not node.options["return_sequences"]:
-            return LstmValues(h, h, c)
-        return LstmValues(graph.flip(outputs, 1), h, c, outputs) if backwards else LstmValues(outputs, h, c)
+        (made,) = _node(graph, [node], x, given, direction="reverse" if backwards else "forward")
+        return _unmasked(graph, node, *made)
     if backwards:
         x, mask = graph.flip(x, 1), graph.flip(mask, 1)
     live = _Live(graph, mask)
-    outputs, _, c = _node(graph, node, live.first(x), given, lengths=live.lengths)
+    ((outputs, _, c),) = _node(graph, [node], live.first(x), given, lengths=live.lengths)
     # Taken from the outputs, because OpenVINO returns the state after all steps, whatever the lengths.
     h = live.last(outputs)
     zero = graph.number(0)
@@ -95,6 +96,44 @@ def add_lstm(graph: OnnxGraph, node: Node, given: dict[str, str]) -> LstmValues:
     else:
         result = graph.add("Where", any_live, h, otherwise)
     return LstmValues(result, h, c)
+
+
+def are_pair(first: Node, second: Node) -> bool:
+    """True if two LSTMs may be the two directions of one node: they read the same sequence, and nothing else."""
+    return (
+        first.inputs == second.inputs
+        and set(first.inputs) == {"x"}
+        and bool(first.options["go_backwards"]) != bool(second.options["go_backwards"])
+        # OpenVINO takes the activations of the first direction for both.
+        and all(
+            first.options[name] == second.options[name] for name in ("activation", "recurrent_activation")
+        )
+        and first.arrays["recurrent_kernel"].shape == second.arrays["recurrent_kernel"].shape
+        and ("bias" in first.arrays) == ("bias" in second.arrays)
+    )
+
+
+def add_pair(graph: OnnxGraph, nodes: tuple[Node, Node], x: str) -> tuple[LstmValues, LstmValues]:
+    """Add two LSTMs of which `are_pair` is true, as one node; `x` is the value of their sequence.
+
+    Raises:
+        ModelError: ONNX's LSTM lacks an activation.
+    """
+    ahead = sorted(nodes, key=lambda node: bool(node.options["go_backwards"]))
+    found = {
+        id(node): _unmasked(graph, node, *made)
+        for node, made in zip(ahead, _node(graph, ahead, x, {}, direction="bidirectional"), strict=True)
+    }
+    return found[id(nodes[0])], found[id(nodes[1])]
+
+
+def _unmasked(graph: OnnxGraph, node: Node, outputs: str, h: str, c: str) -> LstmValues:
+    """The values of an LSTM without a mask, from its outputs in the order of the input."""
+    if not node.options["return_sequences"]:
+        return LstmValues(h, h, c)
+    if not node.options["go_backwards"]:
+        return LstmValues(outputs, h, c)
+    return LstmValues(graph.flip(outputs, 1), h, c, outputs)
 
 
 class _Live:
@@ -144,44 +183,70 @@ class _Live:
 
 
 def _node(
-    graph: OnnxGraph, node: Node, x: str, given: dict[str, str], *, lengths: str = "", reverse: bool = False
-) -> tuple[str, str, str]:
-    """The outputs (B, T, H) in the order of the input, h and c (B, H)."""
-    bias = graph.weight(node.arrays["bias"], _bias) if "bias" in node.arrays else ""
+    graph: OnnxGraph,
+    nodes: list[Node],
+    x: str,
+    given: dict[str, str],
+    *,
+    lengths: str = "",
+    direction: str = "forward",
+) -> list[tuple[str, str, str]]:
+    """Each direction's outputs (B, T, H) in the order of the input, h and c (B, H)."""
+
+    def arrays(name: str) -> list[np.ndarray]:
+        return [node.arrays[name] for node in nodes]
+
+    bias = graph.weight(*arrays("bias"), form=_bias) if "bias" in nodes[0].arrays else ""
     ahead = graph.sizes(0)
     states = [graph.add("Unsqueeze", given[name], ahead) if name in given else "" for name in ("h0", "c0")]
-    attributes: dict[str, Any] = {}
-    used = [
-        _activation(node, node.options[name]) for name in ("recurrent_activation", "activation", "activation")
-    ]
-    if [name for name, _ in used] != ["Sigmoid", "Tanh", "Tanh"]:
-        attributes["activations"] = [name for name, _ in used]
-    # Each list has entries only for the activations that have this parameter.
-    for place, attribute in enumerate(("activation_alpha", "activation_beta")):
-        if numbers := [own[place] for _, own in used if len(own) > place]:
-            attributes[attribute] = numbers
+    attributes = _activations(nodes)
     op, scales = "LSTM", []
     if graph.narrow:
         op, attributes["domain"] = "DynamicQuantizeLSTM", RUNTIMES_OWN
         (kernel, of_kernel), (recurrent, of_recurrent) = (
-            graph.columns(node.arrays[name], _columns) for name in ("kernel", "recurrent_kernel")
+            graph.columns(*arrays(name), form=_columns) for name in ("kernel", "recurrent_kernel")
         )
-        no_peepholes, zeros = "", graph.zero_points(node.arrays["kernel"].shape[-1])
+        no_peepholes, zeros = "", graph.zero_points(len(nodes), nodes[0].arrays["kernel"].shape[-1])
         scales = [no_peepholes, of_kernel, zeros, of_recurrent, zeros]
     else:
         kernel, recurrent = (
-            graph.weight(node.arrays[name], _gates) for name in ("kernel", "recurrent_kernel")
+            graph.weight(*arrays(name), form=_gates) for name in ("kernel", "recurrent_kernel")
         )
     y, h, c = graph.add_three(
         op,
         graph.add("Transpose", x, perm=[1, 0, 2]),
         *(kernel, recurrent, bias, lengths, *states, *scales),
-        hidden_size=node.arrays["recurrent_kernel"].shape[0],
-        direction="reverse" if reverse else "forward",
+        hidden_size=nodes[0].arrays["recurrent_kernel"].shape[0],
+        direction=direction,
         **attributes,
     )
-    outputs = graph.add("Transpose", graph.add("Squeeze", y, graph.sizes(1)), perm=[1, 0, 2])
-    return outputs, graph.add("Squeeze", h, ahead), graph.add("Squeeze", c, ahead)
+
+    def of(place: int, value: str, axis: int) -> str:
+        if len(nodes) == 1:
+            return str(graph.add("Squeeze", value, graph.sizes(axis)))
+        return str(graph.add("Gather", value, graph.number(place, np.int64), axis=axis))
+
+    return [
+        (graph.add("Transpose", of(place, y, 1), perm=[1, 0, 2]), of(place, h, 0), of(place, c, 0))
+        for place in range(len(nodes))
+    ]
+
+
+def _activations(nodes: list[Node]) -> dict[str, Any]:
+    """The attributes of the activations of each direction; none if all are ONNX's defaults."""
+    used = [
+        _activation(node, node.options[name])
+        for node in nodes
+        for name in ("recurrent_activation", "activation", "activation")
+    ]
+    attributes: dict[str, Any] = {}
+    if [name for name, _ in used] != ["Sigmoid", "Tanh", "Tanh"] * len(nodes):
+        attributes["activations"] = [name for name, _ in used]
+    # Each list has entries only for the activations that have this parameter.
+    for place, attribute in enumerate(("activation_alpha", "activation_beta")):
+        if numbers := [own[place] for _, own in used if len(own) > place]:
+            attributes[attribute] = numbers
+    return attributes
 
 
 def _activation(node: Node, activation: str) -> tuple[str, tuple[float, ...]]:
