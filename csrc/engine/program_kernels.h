@@ -462,7 +462,7 @@ inline void run_program(const std::byte* packed, const ProgramRun& run) {
   const Precision precision = reinterpret_cast<const PackedProgram*>(packed)->precision;
   if constexpr (Simd::kTiles) {
     // Vectors multiply a few rows of bytes, and a step of theirs is not worth the time that preparing tiles takes.
-    const bool few = precision == Precision::kInt8 && run.rows_of_block < kFewest && is_one_step(run);
+    const bool few = precision == Precision::kInt8 && run.rows_of_block < kFewRows && is_one_step(run);
     if (few || precision == Precision::kInt4) return CELLERATE_ALIKE::kProgramKernels.run(packed, run);
   }
   if (precision == Precision::kFloat32) return run_program_as<Precision::kFloat32>(packed, run);

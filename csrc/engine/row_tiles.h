@@ -8,15 +8,15 @@
 
 namespace cellerate::CELLERATE_TARGET {
 
-// Vectors multiply bytes faster if there are fewer rows, or words in a row, than kFewest, or fewer words in all than
-// kFewWords.
-constexpr Index kFewest = 4, kFewWords = 128;
+// Vectors multiply bytes faster if there are fewer rows than kFewRows, fewer words in a row than fill a tile, or fewer words
+// in all than kFewWords.
+constexpr Index kFewRows = 4, kFewWords = 128;
 
 // Whether `rows` rows are multiplied in tiles.
 template <Precision kPrecision>
 inline bool in_tiles(const StepMatrix& b, Index rows) {
   if constexpr (kOnlyTiles<kPrecision>) return true;
-  return kHasTiles<kPrecision> && smaller(rows, b.depth) >= kFewest && rows * b.depth >= kFewWords;
+  return kHasTiles<kPrecision> && rows >= kFewRows && b.depth >= kTileWords && rows * b.depth >= kFewWords;
 }
 
 // The place of a word of a panel's column. Words of bfloat16 lie tile by tile: [half of the panel][tile along K]
@@ -29,8 +29,8 @@ constexpr Index word_in_panel(Index stride, Index word, Index column) {
          column / kLanes % 2 * kTile + word % kTileWords * kLanes + column % kLanes;
 }
 
-// The initial sums of rows, of kWidth numbers each: those of the rows of a block lie `row` numbers apart, or all rows have
-// the same; or they are scattered.
+// Where the initial sums of a panel's rows lie, kWidth numbers each: `row` numbers apart (0: one row for all), or
+// anywhere.
 struct TileStarts {
   Index row = kWidth;
   bool scattered = false;
