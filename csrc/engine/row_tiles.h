@@ -45,19 +45,7 @@ void multiply_half(const float* left, Index row, const float* b, Index stride, c
   constexpr bool kBytes = kPrecision == Precision::kInt8;
   constexpr Index kNext = word_in_panel<kPrecision>(0, 1, 0),
                   kSecond = word_in_panel<kPrecision>(0, 0, kLanes);
-  if (start == nullptr) {
-    clear_tile<0>();
-    clear_tile<1>();
-    clear_tile<2>();
-    clear_tile<3>();
-  } else {
-    load_tile<0>(start, start_row);
-    load_tile<1>(start + kLanes, start_row);
-    if constexpr (kRowTiles == 2) {
-      load_tile<2>(start + kTileRows * start_row, start_row);
-      load_tile<3>(start + kTileRows * start_row + kLanes, start_row);
-    }
-  }
+  load_sums<kRowTiles>(start, start_row);
   for (Index k = 0; k < stride; k += kTileWords) {
     const float* words = b + word_in_panel<kPrecision>(0, k, 0);
     load_tile<4>(left + k, row);
@@ -71,12 +59,7 @@ void multiply_half(const float* left, Index row, const float* b, Index stride, c
       multiply_tiles<kBytes, 3, 5, 7>();
     }
   }
-  store_tile<0>(sums, kWidth);
-  store_tile<1>(sums + kLanes, kWidth);
-  if constexpr (kRowTiles == 2) {
-    store_tile<2>(sums + kTileRows * kWidth, kWidth);
-    store_tile<3>(sums + kTileRows * kWidth + kLanes, kWidth);
-  }
+  store_sums<kRowTiles>(sums);
 }
 
 // sums = start + A·B for up to kBlockRows rows and the first vectors of a panel. `start` is as above, and null for bytes,

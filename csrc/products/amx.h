@@ -89,7 +89,36 @@ class TilesInUse {
   Shape before_;
 };
 
-// Two vectors of a panel, for one or two tiles of rows: the sums are tiles 0 to 3.
+// Sets tiles 0 to 3 to the sums of one or two tiles of rows and two vectors: those at `start`, whose rows are `row` words
+// apart (0: one row for all), or zeros if it is null.
+template <int kRowTiles>
+void load_sums(const float* start, Index row) {
+  if (start == nullptr) {
+    clear_tile<0>();
+    clear_tile<1>();
+    clear_tile<2>();
+    clear_tile<3>();
+    return;
+  }
+  load_tile<0>(start, row);
+  load_tile<1>(start + kLanes, row);
+  if constexpr (kRowTiles == 2) {
+    load_tile<2>(start + kTileRows * row, row);
+    load_tile<3>(start + kTileRows * row + kLanes, row);
+  }
+}
+// Stores them in rows of kWidth words.
+template <int kRowTiles>
+void store_sums(float* to) {
+  store_tile<0>(to, kWidth);
+  store_tile<1>(to + kLanes, kWidth);
+  if constexpr (kRowTiles == 2) {
+    store_tile<2>(to + kTileRows * kWidth, kWidth);
+    store_tile<3>(to + kTileRows * kWidth + kLanes, kWidth);
+  }
+}
+
+// Adds two vectors of a panel, for one or two tiles of rows, to the sums.
 //
 // Args: left: row by row, the first word of the first block. b: the first block's words of the two vectors.
 template <int kRowTiles>
@@ -115,26 +144,9 @@ template <int kRowTiles>
 void multiply_whole(const float* left, const Left& a, Index blocks, const float* b, const float* start,
                     Index start_row, float* c) {
   for (Index half = 0; half < kWidth; half += 2 * kLanes) {
-    if (start == nullptr) {
-      clear_tile<0>();
-      clear_tile<1>();
-      clear_tile<2>();
-      clear_tile<3>();
-    } else {
-      load_tile<0>(start + half, start_row);
-      load_tile<1>(start + half + kLanes, start_row);
-      if constexpr (kRowTiles == 2) {
-        load_tile<2>(start + kTileRows * start_row + half, start_row);
-        load_tile<3>(start + kTileRows * start_row + half + kLanes, start_row);
-      }
-    }
+    load_sums<kRowTiles>(start == nullptr ? nullptr : start + half, start_row);
     add_half_panel<kRowTiles>(left, a, blocks, b + half);
-    store_tile<0>(c + half, kWidth);
-    store_tile<1>(c + half + kLanes, kWidth);
-    if constexpr (kRowTiles == 2) {
-      store_tile<2>(c + kTileRows * kWidth + half, kWidth);
-      store_tile<3>(c + kTileRows * kWidth + half + kLanes, kWidth);
-    }
+    store_sums<kRowTiles>(c + half);
   }
 }
 
